@@ -1,4 +1,4 @@
-"""Fixtures that all tests share. Lying here, it also lets tests of every folder import the modules beside it."""
+"""Fixtures that all tests share. Its place also lets tests of every folder import the modules next to it."""
 
 import atexit
 import os
@@ -53,7 +53,7 @@ def empty_folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def restored_registries(monkeypatch):
-    """Undo what a test registers by importing `my_parts`, the module of its own."""
+    """Undo the registrations of a test that imports its module `my_parts`."""
     import_module("canter.app.api")  # makes all registries
     before = dict(gymnasium.registry)
     for registry in registries.values():

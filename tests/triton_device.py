@@ -1,4 +1,4 @@
-"""Where tests of Triton kernels run: on a GPU, or with Triton's interpreter (`TRITON_INTERPRET=1`) on a CPU."""
+"""The device of tests of Triton kernels: a GPU, or with Triton's interpreter (`TRITON_INTERPRET=1`) on a CPU."""
 
 import os
 

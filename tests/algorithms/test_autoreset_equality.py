@@ -183,7 +183,7 @@ def shared(rows):
     return set.intersection(*(complete_episodes(r.targets) for r in rows.values()))
 
 
-def test_targets_of_real_rows_are_bit_equal_in_every_mode_and_without_autoreset(rows):
+def test_targets_of_real_steps_are_bit_equal_in_every_mode_and_without_autoreset(rows):
     complete = shared(rows)
     assert len(complete) >= 3 * 8
     reference = rows_without_vectorisation(complete)
@@ -194,7 +194,7 @@ def test_targets_of_real_rows_are_bit_equal_in_every_mode_and_without_autoreset(
             assert seen.targets[key] == reference[key], (mode, key)
 
 
-def test_gradients_of_real_rows_are_equal_in_every_mode(rows):
+def test_gradients_of_real_steps_are_equal_in_every_mode(rows):
     complete = shared(rows)
     gradients = {}
     for mode, seen in rows.items():
@@ -212,7 +212,7 @@ def test_gradients_of_real_rows_are_equal_in_every_mode(rows):
     assert gradients["same_step"].abs().max() > 1e-3
 
 
-def test_filler_rows_have_exactly_zero_gradient_and_enter_no_count(rows):
+def test_filler_steps_have_exactly_zero_gradient_and_enter_no_count(rows):
     seen = rows["next_step"]
     filler = ~seen.batch.valid
     assert filler.sum() > 20
@@ -242,7 +242,7 @@ def test_finished_episodes_are_counted_alike_in_every_mode(rows):
         assert set(finished) <= set(expected), mode
 
 
-def test_statistics_ignore_filler_rows(rows):
+def test_statistics_ignore_filler_steps(rows):
     statistics = {}
     for mode, seen in rows.items():
         complete = shared(rows)

@@ -132,7 +132,7 @@ def gradients(algorithm, batch):
 
 
 def check_masked_rows(algorithm, batch):
-    """No gradient reaches a row that is not valid, and whatever it holds changes no gradient by a bit."""
+    """Check that invalid samples have no gradient, and that their content changes no gradient by a bit."""
     spoiled = {name: spoil(getattr(batch, name), batch.valid) for name in ("value", "return_", "advantage", "log_prob")}
     observed = {name: x if name == ACTION_MASK else spoil(x, batch.valid) for name, x in batch.obs.items()}
     # Filler rows are read by a memory that has seen them before the reset; what they show must not matter either.
@@ -152,7 +152,7 @@ def spoil(x, valid):
 
 
 @pytest.mark.parametrize(("agents", *AXES), pairwise((1, 2), *[(False, True)] * len(AXES)))
-def test_every_combination_learns_exactly_from_its_valid_rows(
+def test_every_combination_learns_exactly_from_its_valid_samples(
     agents, masks, memory, multi_discrete, asymmetric, dict_obs
 ):
     algorithm, collector = build(agents, masks, memory, multi_discrete, asymmetric, dict_obs)

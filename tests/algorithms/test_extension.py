@@ -112,7 +112,7 @@ class SmallApart(Small):
 
 
 @pytest.mark.parametrize("central", [False, True])
-def test_a_further_term_adds_its_mean_over_the_valid_rows(central):
+def test_a_further_term_adds_its_mean_over_the_valid_samples(central):
     algorithm, collector = collected(SmallApart if central else Small, central=central)
     batch, _ = algorithm.prepare_batch(collector.collect())
     valid = batch.valid.clone()
@@ -128,7 +128,7 @@ def test_a_further_term_adds_its_mean_over_the_valid_rows(central):
 
 
 class Guess(Plain):
-    """A number that a phase of its own pulls towards the mean return."""
+    """A number that a separate phase pulls towards the mean return."""
 
     def __init__(self, spec, model, generator):
         super().__init__(spec, model, generator)
@@ -165,7 +165,7 @@ def test_a_further_phase_learns_follows_the_schedule_and_resumes():
 
 
 class Later(Guess):
-    """The same on a batch of its own: what rows led to."""
+    """The same on a separate batch: the successors of samples."""
 
     def __init__(self, spec, model, generator):
         super().__init__(spec, model, generator)
@@ -204,7 +204,7 @@ class Ahead(Plain):
         return {"loss/ahead": batch.carried["next"]["policy"].mean(-1)}
 
 
-def test_batches_carry_what_a_loss_asks_for_in_the_order_of_their_rows():
+def test_batches_carry_requested_data_in_the_order_of_their_samples():
     memory = canter.ModelConfig(policy=canter.NetworkConfig(rnn=canter.RNNConfig(hidden=4)))
     algorithm, collector = collected(Ahead, model=memory, sequence_length=4)
     rollout = collector.collect()
@@ -216,7 +216,7 @@ def test_batches_carry_what_a_loss_asks_for_in_the_order_of_their_rows():
     algorithm.update(rollout)
 
 
-def test_what_nobody_reads_is_not_carried():
+def test_unread_data_is_not_carried():
     class Reads(Plain):
         def carry(self, rollout):
             raise AssertionError
@@ -234,7 +234,7 @@ class Doubled(Plain):
         return tree_map(lambda a, b: torch.cat([a, b], 1), batch, other)
 
 
-def test_added_rows_count_for_the_surrogate_but_not_for_kl_entropy_and_clip_fraction():
+def test_added_samples_count_for_the_surrogate_but_not_for_kl_entropy_and_clip_fraction():
     (algorithm, collector), (bare, _) = collected(Doubled), collected()
     batch, _ = algorithm.prepare_batch(collector.collect())
     moved = torch.randn(bare.model.actor.head.linear.weight.shape, generator=torch.Generator().manual_seed(0))

@@ -1,4 +1,4 @@
-"""The running mean of a policy's weights: what is saved and shown, beside what acts and learns."""
+"""The running mean of a policy's weights, which is saved and shown, and the policy that acts and learns."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ RUN = canter.TrainConfig(
 
 
 class Loop:
-    """So many iterations on cart-poles."""
+    """A number of iterations on cart-poles."""
 
     def __init__(self, config):
         env = CartPole(4)
@@ -39,7 +39,7 @@ def weights(policy):
     return torch.cat([parameter.detach().double().flatten() for parameter in policy.actor.parameters()])
 
 
-def test_all_weights_count_alike_until_decay_says_less():
+def test_all_weights_count_alike_until_decay_is_smaller():
     loop, seen = Loop(AVERAGED), []
     for algorithm in loop.go(4):
         seen.append(weights(algorithm.acting))
@@ -58,7 +58,7 @@ def test_what_acts_and_learns_is_the_same_with_and_without():
     assert plain.algorithm.acting is plain.algorithm.policy
 
 
-def test_it_goes_on_after_a_stop():
+def test_it_continues_after_a_stop():
     straight, first = Loop(AVERAGED), Loop(AVERAGED)
     (*_, expected) = straight.go(7)
     list(first.go(4))
@@ -71,7 +71,7 @@ def test_it_goes_on_after_a_stop():
     assert torch.equal(weights(found.acting), weights(expected.acting))
 
 
-def test_files_have_the_mean_and_a_run_that_begins_with_one_learns_from_it(tmp_path):
+def test_files_have_the_mean_and_a_run_initialised_by_one_learns_from_it(tmp_path):
     with Trainer(RUN) as trainer:
         trainer.learn(6)
         trainer.algorithm.policy.save(tmp_path / "mean.safetensors")

@@ -153,7 +153,7 @@ def hand_batch(**changes):
     return PPOBatch(**(batch | changes))
 
 
-def test_the_loss_is_the_sum_of_its_terms_over_valid_rows_by_hand():
+def test_the_loss_is_the_sum_of_its_terms_over_valid_samples_by_hand():
     network = NetworkConfig(hidden=(), normalize_obs=False)
     one_real = Continuous((-math.inf,), (math.inf,))
     _, algorithm, _ = collected(
@@ -245,7 +245,7 @@ def test_recomputed_advantages_are_those_of_the_critic_as_it_is_now(monkeypatch)
 
 
 @pytest.mark.parametrize("scope", ["rollout", "minibatch", "none"])
-def test_advantages_are_normalised_over_the_chosen_rows(scope):
+def test_advantages_are_normalised_over_the_chosen_samples(scope):
     _, algorithm, collector = collected(FREE, ModelConfig(), advantage_normalization=scope)
     batch, _ = algorithm.prepare_batch(collector.collect())
     standardised = abs(batch.advantage.mean().item()) < 1e-5 and abs(batch.advantage.std().item() - 1) < 0.02

@@ -84,7 +84,7 @@ def test_returns_that_are_all_alike_are_not_divided():
 
 
 @pytest.mark.parametrize("settings", [{"normalize": True}, {"centering": 0.5}], ids=str)
-def test_rows_that_are_not_valid_have_no_influence(settings):
+def test_invalid_steps_have_no_influence(settings):
     config = RewardConfig(**settings)
     expected = transformed(config, [1.0, 5.0, 2.0])
     padded = transformed(config, [1.0, 5.0, 99.0, 2.0], valid=[True, True, False, True])

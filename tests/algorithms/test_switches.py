@@ -43,7 +43,7 @@ def started(env=None, horizon=15, **settings):
     return algorithm, Collector(env, algorithm, 0)
 
 
-def test_a_cut_may_count_as_an_end_whatever_follows():
+def test_a_truncation_may_count_as_a_termination():
     algorithm, collector = started(bootstrap_truncated=False, gamma=0.9, gae_lambda=0.8)
     rollout = collector.collect()
     targets = algorithm.estimator(rollout)
@@ -72,7 +72,7 @@ def test_uneven_minibatches_are_refused_or_dropped():
 
 
 @pytest.mark.parametrize("scope", ["rollout", "minibatch"])
-def test_advantages_by_the_unbiased_deviation(scope):
+def test_advantages_by_the_unbiased_std(scope):
     algorithm, collector = started(advantage_std="sample", advantage_normalization=scope)
     batch, _ = algorithm.prepare_batch(collector.collect())
     if scope == "rollout":
@@ -160,7 +160,7 @@ def test_a_central_value_and_the_policy_count_their_own_minibatches():
     assert algorithm.model.critic.network.normalizers[0].count == 3 * 60
 
 
-def test_beside_a_central_value_the_policys_own_value_shapes_its_features():
+def test_with_a_central_value_the_policys_value_head_shapes_its_features():
     def policy_after(**central):
         algorithm, collector = started(central_value=CentralValueConfig(**central), value_coef=1.0)
         metrics = algorithm.update(collector.collect())
@@ -176,7 +176,7 @@ def test_beside_a_central_value_the_policys_own_value_shapes_its_features():
     assert torch.equal(without.model.critic.network.hidden[0].weight, beside.model.critic.network.hidden[0].weight)
 
 
-def test_a_central_value_may_have_a_loss_of_its_own():
+def test_a_central_value_may_have_a_separate_loss():
     central = CentralValueConfig(value_loss="clipped", value_clip=0.1, value_coef=2.0)
     algorithm, _ = started(central_value=central, value_loss="mse")
     loss = algorithm.losses["central_value"]
@@ -187,7 +187,7 @@ def test_a_central_value_may_have_a_loss_of_its_own():
 
 
 @pytest.mark.parametrize("central", [None, CentralValueConfig(actor_value=True)])
-def test_a_run_with_these_settings_goes_on_bit_for_bit(central):
+def test_a_run_with_these_settings_continues_bit_for_bit(central):
     def run(restore_at=None):
         algorithm, collector = started(central_value=central, **RL_GAMES)
         for iteration in range(4):

@@ -1,6 +1,6 @@
-"""Checkpoints in the parents' layouts, made here by hand: read, and written back.
+"""Checkpoints in the source libraries' layouts, made here by hand: read, and written back.
 
-With the real parents: `benchmarks/parity/checkpoints.py`.
+With the real libraries: `benchmarks/parity/checkpoints.py`.
 """
 
 import copy
@@ -30,7 +30,7 @@ def spec_of(action=BOX, **groups):
 
 
 def layers(*widths):
-    """Linear layers with ELU between them, as all of the parents have."""
+    """Linear layers with ELU between them, as in all source libraries."""
     pairs = [(nn.Linear(a, b), nn.ELU()) for a, b in pairwise(widths)]
     return nn.Sequential(*[module for pair in pairs for module in pair][:-1])
 
@@ -121,7 +121,7 @@ def test_each_generation_of_rsl_rl_acts_as_it_did(generation, tmp_path):
         assert group.adam.step.item() == 7 and group.learning_rate.item() == pytest.approx(3e-4)
 
 
-def test_a_deviation_in_another_form_keeps_its_value_and_forgets_its_moments(tmp_path):
+def test_a_std_in_another_parameterisation_keeps_its_value_and_loses_its_moments(tmp_path):
     theirs = Rsl(normalize=False)
     settings = changed(RSL_RL, {"actor.obs_normalization": False, "critic.activation": "elu"})
     ppo = import_config(settings).config.algorithm.build(spec_of(), 0)
@@ -132,7 +132,7 @@ def test_a_deviation_in_another_form_keeps_its_value_and_forgets_its_moments(tmp
     assert moments_in(ppo)["actor.head.raw_std"] == 0
 
 
-def test_a_deviation_that_does_not_learn_comes_from_the_file_and_goes_back():
+def test_a_fixed_std_comes_from_the_file_and_goes_back():
     theirs = Rsl(normalize=False)
     changes = {"actor.distribution_cfg.learn_std": False, "actor.obs_normalization": False, "critic.activation": "elu"}
     ppo = import_config(changed(RSL_RL, changes), parity=True).config.algorithm.build(spec_of(), 0)
@@ -145,7 +145,7 @@ def test_a_deviation_that_does_not_learn_comes_from_the_file_and_goes_back():
     assert written["optimizer_state_dict"]["state"].keys() == tree["optimizer_state_dict"]["state"].keys()
 
 
-def test_memory_and_a_deviation_from_the_network():
+def test_recurrent_layers_and_a_std_from_the_network():
     torch.manual_seed(1)
     rnn, mlp = nn.LSTM(OBS, 6, num_layers=2), layers(6, 8, 2 * ACTIONS)
     actor = {**prefixed("rnn.rnn", rnn), **prefixed("mlp", mlp)}
@@ -257,7 +257,7 @@ def test_rl_games_acts_and_values_as_it_did(action, separate, tmp_path):
         ("linear", lambda raw: nn.functional.softplus(raw - 0.15)),
     ],
 )
-def test_rl_games_forms_of_the_deviation_and_its_floor_are_kept(form, of):
+def test_rl_games_parameterisation_of_the_std_and_its_floor_are_kept(form, of):
     tree, _, _ = rl_games_model()
     at = "network__space__continuous__"
     settings = rl_games_settings(**{f"{at}sigma_parametrization": form, f"{at}min_sigma": 0.15})

@@ -200,7 +200,7 @@ def test_states_of_a_player_may_be_zeroed_in_place(tmp_path):
     assert player.states[0].shape == (2, N, 6)
 
 
-def test_one_observation_without_rows():
+def test_one_observation_without_a_batch_dimension():
     runner = Runner()
     runner.load(rl_games(config__device="cpu"))
     player = runner.create_player()
@@ -254,7 +254,7 @@ def test_players_and_agents_of_the_users(tmp_path):
         runner.run({"train": True})
 
 
-def test_a_subclass_of_the_parents_own_agent_is_refused_before_it_builds_anything(tmp_path, monkeypatch):
+def test_a_subclass_of_rl_games_agent_is_refused_before_it_builds_anything(tmp_path, monkeypatch):
     class A2CBase:
         def __init__(self, base_name, params):
             raise AssertionError("it was built")
@@ -351,7 +351,7 @@ def test_amp_trains_saves_its_discriminator_restores_and_plays(tmp_path):
         runner.run({"train": True})
 
 
-def test_what_is_not_there_is_named(tmp_path):
+def test_missing_parts_are_named(tmp_path):
     runner = Runner()
     runner.load(settings(tmp_path, algo__name="a2c_continous"))
     with pytest.raises(ConfigError, match="did you mean a2c_continuous"):

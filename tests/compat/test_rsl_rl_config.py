@@ -17,7 +17,7 @@ from canter.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("generation", GENERATIONS)
-def test_each_generation_is_recognised_and_gives_the_same_networks(generation):
+def test_each_generation_is_recognised_with_the_same_networks(generation):
     tree = GENERATIONS[generation]
     found = generation_of(tree)
     assert found is not None and found.number == generation
@@ -66,7 +66,7 @@ def test_the_imported_run_trains():
         trainer.learn()
 
 
-def test_memory_of_both_networks_runs_over_the_whole_rollout():
+def test_recurrence_of_both_networks_runs_over_the_whole_rollout():
     rnn = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 12, "rnn_num_layers": 2}
     tree = changed(RSL_RL, {f"{net}.{key}": value for net in ("actor", "critic") for key, value in rnn.items()})
     ppo = import_config(tree, num_envs=4).config.algorithm
@@ -85,7 +85,7 @@ def test_memory_of_both_networks_runs_over_the_whole_rollout():
         ({"actor.class_name": "mine:Net"}, ("actor.class_name='mine:Net'", "canter.register")),
     ],
 )
-def test_what_cannot_be_done_is_refused_by_key_and_remedy(changes, words):
+def test_unsupported_values_are_refused_by_key_and_remedy(changes, words):
     with pytest.raises(ImportRefused) as refused:
         import_config(changed(RSL_RL, changes))
     for word in words:
@@ -120,12 +120,12 @@ def test_words_for_nothing_and_numbers_as_words_are_understood():
     assert not hasattr(found.config.algorithm.optimizer.learning_rate, "target_kl"), "it stays"
 
 
-def test_with_memory_environments_that_are_left_over_are_dropped_as_in_the_parent():
+def test_recurrent_networks_drop_left_over_environments_like_rsl_rl():
     tree = changed(RSL_RL, {"algorithm.num_mini_batches": 3, "actor.rnn_type": "gru"})
     assert import_config(tree, parity=True, num_envs=4).config.algorithm.uneven_minibatches == "drop"
 
 
-def test_canters_own_settings_are_not_taken_for_a_parents():
+def test_canters_settings_are_not_taken_for_rsl_rls():
     assert generation_of(to_plain(replace(TrainConfig(), seed=1))) is None
     with pytest.raises(ConfigError, match="neither rl_games"):
         import_config({"algorithm": {"kind": "ppo"}})
@@ -254,7 +254,7 @@ def test_students_are_imported_and_ask_for_their_teacher(tree):
         Trainer(imported.config)
 
 
-def test_a_range_of_the_deviation_is_kept_with_parity_too():
+def test_a_range_of_the_std_is_kept_with_parity_too():
     changes = {"actor.distribution_cfg.std_range": (0.1, 2.0)}
     for parity in (True, False):
         imported = import_config(changed(RSL_RL, changes), parity=parity)
@@ -288,7 +288,7 @@ def test_nothing_is_dropped_silently_and_nothing_crashes(tree):
     assert not silent(tree, num_envs=8) and not crashes(tree, num_envs=8)
 
 
-def test_errors_name_the_parents_key_of_a_setting_inside_of_another():
+def test_errors_name_rsl_rls_key_of_a_nested_setting():
     for changes, key in (
         ({"actor.distribution_cfg.init_std": -1.0}, "actor.distribution_cfg.init_std=-1.0 became"),
         ({"algorithm.desired_kl": -1.0}, "algorithm.desired_kl=-1.0 became"),

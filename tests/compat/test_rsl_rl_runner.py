@@ -262,7 +262,7 @@ def run_python(text, folder):
 
 
 @pytest.mark.long
-def test_take_over_replaces_the_parents_runners_or_stands_for_them(tmp_path):
+def test_the_shim_replaces_rsl_rls_runners_or_stands_in_for_them(tmp_path):
     assert "taken" in run_python(TAKE_OVER.format(first=""), tmp_path).stdout, "without RSL-RL"
     (tmp_path / "rsl_rl" / "runners").mkdir(parents=True)
     (tmp_path / "rsl_rl" / "__init__.py").write_text("")
@@ -273,7 +273,7 @@ def test_take_over_replaces_the_parents_runners_or_stands_for_them(tmp_path):
     assert "early has imported rsl_rl's OnPolicyRunner already" in late.stderr
 
 
-def test_a_checkpoint_becomes_a_run_that_goes_on(tmp_path, capsys):
+def test_a_checkpoint_becomes_a_run_that_continues(tmp_path, capsys):
     config = changed(settings(), {"obs_groups": {}, "actor.obs_normalization": True, "num_steps_per_env": 16})
     (tmp_path / "agent.yaml").write_text(dump_plain(config))
     agent = str(tmp_path / "agent.yaml")

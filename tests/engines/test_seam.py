@@ -105,7 +105,7 @@ def test_only_an_extension_that_changes_the_loss_changes_the_engine(extension, k
         assert extended.engine.name == "autograd"
 
 
-def test_every_fast_engine_refuses_a_subclass_with_terms_of_its_own():
+def test_every_fast_engine_refuses_a_subclass_with_additional_terms():
     class Weighed(canter.PPO):
         def policy_terms(self, batch, params):
             terms = super().policy_terms(batch, params)

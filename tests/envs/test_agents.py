@@ -72,7 +72,7 @@ class TestFolding:
         assert column(taken, "truncated") == [[f] * 8, [f] * 8, [f, f, f, f, f, t, f, f]]
         assert column(taken, "reward")[0] == [1, 2, 0, 0, 0, 0, 1, 2]  # the world's 99s for the dead are not passed on
 
-    def test_a_world_that_loses_its_last_agent_begins_anew_at_once(self):
+    def test_a_world_that_loses_its_last_agent_restarts_at_once(self):
         taken = steps(FoldAgents(Doomed(deaths=(1, 2, 2)), AGENTS), 3)
         assert column(taken, "terminated") == [[True, False, True], [False, True, False], [False, True, False]]
         assert column(taken, "valid") == [[True, False, True], [True] * 3, [True] * 3]
@@ -150,7 +150,7 @@ class TestAccounts:
         assert episodes.resets == 6
         assert episodes.mean_reward == pytest.approx((3 + 50 + 141 + 3 + 11 + 12 + 21 + 22) / 18)
 
-    def test_memory_is_fresh_at_the_first_row_after_a_stretch_of_death(self):
+    def test_recurrent_state_is_reset_at_the_first_step_after_death(self):
         _, _, collector = collected()
         rollout = collector.collect()
         reset = rollout.reset[:-1]
@@ -158,7 +158,7 @@ class TestAccounts:
         assert reset[first].all()
         assert not reset[~first & rollout.valid].any()
 
-    def test_a_player_is_told_the_same_as_a_learner(self):
+    def test_a_player_receives_the_same_as_a_learner(self):
         env, algorithm, collector = collected(horizon=12)
         rollout = collector.collect()
         turns = Player(algorithm.policy, env, seed=0).steps()
@@ -189,7 +189,7 @@ class TestContract:
             }
         assert step.reward.dtype == torch.float32 and step.valid.all()
 
-    def test_the_same_seed_gives_the_same_steps(self, name):
+    def test_a_seed_reproduces_the_steps(self, name):
         runs = []
         for seed in (1, 1, 2):
             env = self.make(name)
@@ -208,7 +208,7 @@ class TestContract:
 
 
 class TestRendezvous:
-    def test_the_reward_is_the_mean_closeness_of_the_living_by_hand(self):
+    def test_the_reward_is_the_mean_closeness_of_living_agents_by_hand(self):
         env = Rendezvous(1, num_agents=3)
         env.reset(seed=0)
         env._state["position"].copy_(torch.tensor([[[0.0, 0.0], [0.3, 0.0], [0.0, 0.9]]]))

@@ -189,7 +189,7 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
 
 
 @pytest.mark.parametrize("name", ["num_envs", "device", "vectorization", "autoreset"])
-def test_an_option_that_is_a_setting_of_its_own_is_refused(name):
+def test_an_option_that_is_a_separate_setting_is_refused(name):
     message = rf"env.options.{name}='x' is no option of tensor:null; set (env.)?{name} instead"
     with pytest.raises(ValueError, match=message):
         EnvConfig(id="tensor:null", options={name: "x"}).build("cpu")
@@ -230,7 +230,7 @@ class TestSchemes:
         with pytest.raises(ValueError, match=r"'mysm:thing': unknown scheme 'mysm', did you mean mysim\?"):
             EnvConfig(id="mysm:thing").build("cpu")
 
-    def test_a_builder_must_take_what_it_is_given(self):
+    def test_a_builder_must_accept_its_arguments(self):
         with pytest.raises(TypeError, match=r"scheme 'x', registered at .*: expected a function of name, num_envs"):
             canter.register("scheme", "x")(lambda name, count: None)
 

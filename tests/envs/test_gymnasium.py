@@ -17,7 +17,7 @@ from canter.envs.wrappers import FiniteHorizon
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_rows_are_the_hand_computed_ones_in_every_mode(mode):
+def test_transitions_are_the_hand_computed_ones_in_every_mode(mode):
     env = GymnasiumEnv(counters(mode, schedules=((2,),)))
     assert isinstance(env, Env)
     assert env.spec.final_obs == ("in_place" if mode == "next_step" else "separate")
@@ -35,7 +35,7 @@ def test_rows_are_the_hand_computed_ones_in_every_mode(mode):
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=4), min_size=1, max_size=4), st.sampled_from(MODES))
-def test_any_schedule_gives_the_same_rows_in_every_mode(schedules, mode):
+def test_any_schedule_has_the_same_transitions_in_every_mode(schedules, mode):
     reference, _ = real_rows(GymnasiumEnv(counters("disabled", schedules)), 15)
     assert real_rows(GymnasiumEnv(counters(mode, schedules)), 15)[0] == reference
 
@@ -55,7 +55,7 @@ def test_deadline_of_a_finite_horizon_task_is_terminal(mode):
     assert env.spec.truncates is False
 
 
-def test_asynchronous_environments_give_the_same_rows_and_close_twice():
+def test_asynchronous_environments_return_the_same_transitions_and_close_twice():
     reference, _ = real_rows(GymnasiumEnv(counters("same_step")), 12)
     for mode in MODES:
         env = GymnasiumEnv(counters(mode, vector=AsyncVectorEnv))

@@ -97,7 +97,7 @@ def test_groups_by_name_and_terms_of_a_group_that_is_not_joined():
     assert env.env.cfg.scene.num_envs == 6 and env.env.cfg.sim.device == "cpu"
 
 
-def test_the_same_seed_gives_the_same_episodes():
+def test_a_seed_reproduces_the_episodes():
     one, other = build(), build()
     assert torch.equal(one.reset(seed=7)["policy"], other.reset(seed=7)["policy"])
     assert not torch.equal(one.reset(seed=8)["policy"], other.reset(seed=7)["policy"])
@@ -188,7 +188,7 @@ def test_counters_levels_and_ages_outlive_a_resume():
     assert torch.equal(other.env.episode_length_buf, state["episode_length"])
 
 
-def test_a_reset_without_anything_loaded_begins_at_the_beginning():
+def test_a_reset_without_a_loaded_state_starts_new_episodes():
     env = build()
     env.reset(seed=0)
     levels = env.env.scene.terrain.terrain_levels.clone()
@@ -258,7 +258,7 @@ def trained(**changes):
     return replace(own.config, **changes)
 
 
-def test_it_trains_and_reports_what_the_simulator_says():
+def test_it_trains_and_reports_the_simulators_metrics():
     reports = []
     with Trainer(trained(), reports.append) as trainer:
         trainer.learn()

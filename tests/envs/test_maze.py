@@ -12,7 +12,7 @@ RIGHT, UP, LEFT = ([1.0, 0.0], [0.0, 1.0], [-1.0, 0.0])
 
 
 def drive(env, *legs):
-    """The last step of driving so many steps each way."""
+    """Return the last step of driving some steps each way."""
     for direction, steps in legs:
         for _ in range(steps):
             step = env.step(torch.tensor(direction).expand(env.num_envs, 2))

@@ -98,7 +98,7 @@ class Sees:
         return torch.zeros(4, 1), state
 
 
-def test_an_episode_that_a_viewer_restarts_is_begun_anew():
+def test_an_episode_that_a_viewer_restarts_starts_over():
     env, policy = build(), Sees()
     stage = ViewerEnv(Player(policy, env), num_games=None, max_steps=8)
     for _ in range(3):
@@ -117,7 +117,7 @@ def test_an_episode_that_a_viewer_restarts_is_begun_anew():
     assert stage.done and stage.steps == 8
 
 
-def test_what_a_viewer_lacks_is_named(monkeypatch):
+def test_missing_parts_of_a_viewer_are_named(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("mjlab.viewer")]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "viser", None)
@@ -178,7 +178,7 @@ def test_last_observations_are_those_that_a_longer_episode_shows():
     assert "Episode_Termination/time_out" in ended.metrics
 
 
-def test_the_same_seed_gives_the_same_steps_and_counters_begin_at_0():
+def test_a_seed_reproduces_the_steps_and_counters_start_at_0():
     env = build()
     first = env.reset(seed=3)["actor"].clone()
     one = env.step(torch.ones(4, 1)).obs["actor"].clone()
@@ -259,7 +259,7 @@ OPTIONS = {"Mjlab-Lift-Cube-Yam": {"commands.lift_height.resampling_time_range":
 
 
 def steps_of(task, recorded):
-    """What 60 steps with short episodes give, and how they were run."""
+    """Return 60 steps with short episodes, and how they were run."""
     options = {"max_episode_steps": 20} | OPTIONS.get(task, {})
     env = EnvConfig(id=f"mjlab:{task}", num_envs=8, options=options).build("cpu")
     if recorded:

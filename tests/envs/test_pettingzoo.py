@@ -128,7 +128,7 @@ def test_rows_are_agents_and_dead_ones_wait_for_their_environment():
     ]
 
 
-def test_the_last_observation_is_kept_beside_the_first_of_the_next_episode():
+def test_the_last_observation_is_kept_in_addition_to_the_first_of_the_next_episode():
     taken = steps(PettingZooEnv(Roll, 1), 6)
     assert taken[1].final_obs["policy"][0].tolist() == [2, 0, 0]
     assert taken[2].obs["policy"][0].tolist() == [0, 0, 0]  # a dead agent shows nothing
@@ -146,7 +146,7 @@ def test_environments_restart_each_in_its_own_time():
     ]
 
 
-def test_an_agent_that_joins_late_is_valid_from_then_on_and_starts_with_a_fresh_memory():
+def test_an_agent_that_joins_late_is_valid_from_then_on_with_a_fresh_recurrent_state():
     env = PettingZooEnv(lambda: Roll(births=(0, 0, 2), deaths=(99, 99, 4)), 1)
     algorithm = PPOConfig(horizon=8, epochs=1, num_minibatches=1).build(env.spec, seed=0)
     rollout = Collector(env, algorithm, seed=0).collect()
@@ -155,7 +155,7 @@ def test_an_agent_that_joins_late_is_valid_from_then_on_and_starts_with_a_fresh_
     assert rollout.obs["policy"][2, 2, :2].tolist() == [2, 2]
 
 
-def test_the_joint_state_is_everybodys_observation_or_what_the_environment_says():
+def test_the_joint_state_is_everybodys_observation_or_the_environments_state():
     step = steps(PettingZooEnv(Roll, 1), 3)[-1]
     alive = [3, 1, 1, 3, 2, 2]
     assert step.obs["critic"].tolist() == [
@@ -288,7 +288,7 @@ class TestItsOwnGames:
         monkeypatch.setenv("SDL_VIDEODRIVER", "dummy")
         pytest.importorskip("pygame")
 
-    def test_rock_paper_scissors_pays_what_it_should(self):
+    def test_rock_paper_scissors_has_the_right_rewards(self):
         env = make_pettingzoo("classic/rps-v2", 1, max_episode_steps=2)
         assert env.reset(seed=0)["policy"].argmax(-1).tolist() == [3, 3]
         step = env.step(torch.tensor([0, 1]))

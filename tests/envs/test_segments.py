@@ -56,7 +56,7 @@ def eager(count, seed=0):
     return [simulator.step().clone() for _ in range(count)], simulator
 
 
-def test_a_replay_gives_what_the_part_gives_to_the_bit():
+def test_a_replay_equals_the_eager_part_bit_for_bit():
     wanted, plain = eager(12)
     torch.manual_seed(0)
     simulator = Simulator()
@@ -101,7 +101,7 @@ def test_a_flag_in_whose_place_something_else_is_put_has_a_graph_for_that():
     assert torch.equal(runs(simulator, step, 12)[-1], torch.ones(N))
 
 
-def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
+def test_a_part_on_request_gets_the_indices_and_a_graph_for_each_number():
     simulator = Simulator()
 
     def segment():
@@ -122,7 +122,7 @@ def test_a_part_that_asks_gets_the_rows_and_a_graph_for_each_number():
     assert len({key[1] for key in simulator.segments.graphs}) > 1
 
 
-def test_what_chance_of_another_kind_decides_is_not_captured():
+def test_other_random_decisions_are_not_captured():
     simulator = Simulator()
 
     def segment():

@@ -11,7 +11,7 @@ from canter.envs.tensor.swimmer import MAX_ANGLE, body, body_velocity, links, so
 
 
 def cycle(amplitude, phase, frequency=1.0, *, along=1.0, across=2.0, steps=500, midpoint=True):
-    """Where one cycle of joint angles `A sin(2 pi f t - i phase)` takes the head, by float64: x, y and angle."""
+    """Return the head's displacement by one cycle of joint angles `A sin(2 pi f t - i phase)`: x, y, angle."""
     rate, number, time = 2 * math.pi * frequency, torch.arange(3, dtype=torch.float64), 1 / frequency / steps
 
     def slope(t, angle):
@@ -93,7 +93,7 @@ def test_the_solver_solves():
     torch.testing.assert_close(found.T, torch.linalg.solve(matrix, right.T), rtol=1e-9, atol=1e-12)
 
 
-def test_joints_go_where_they_are_told_and_a_wave_is_rewarded():
+def test_joints_follow_the_actions_and_a_wave_is_rewarded():
     env = Swimmer(2)
     env.reset(seed=0)
     for _ in range(60):

@@ -79,7 +79,7 @@ class TestContract:
         assert step.terminated.dtype == step.truncated.dtype == torch.bool and step.valid.all()
         env.close()
 
-    def test_same_seed_gives_the_same_rollout_and_another_seed_another(self, name):
+    def test_a_seed_reproduces_the_rollout_and_another_seed_does_not(self, name):
         first, second = tensor_envs[name](5, "cpu"), tensor_envs[name](5, torch.device("cpu"))
         runs = []
         for env, seed in ((first, 7), (second, 7), (first, 7), (second, 8)):
@@ -454,7 +454,7 @@ class TestQueue:
         assert metrics["customers"].item() == 2.0
         assert metrics["idle"].item() == pytest.approx(2 / 3)
 
-    def test_what_is_reported_reaches_the_log_without_asking_the_host(self):
+    def test_reports_reach_the_log_without_a_host_read(self):
         env = QueueNetwork(4)
         collector = Collector(env, PPOConfig(horizon=4, num_minibatches=1).build(env.spec, 0), 0)
         collector.tracker.reads_at_once = False  # as on a GPU

@@ -49,7 +49,7 @@ def test_flags_name_wrappers_in_their_order_and_single_arguments_of_them(capsys)
         ({"my_wraps:Mine": None}, "add --allow-import my_wraps"),
     ],
 )
-def test_what_is_no_wrapper_is_named(wrappers, message):
+def test_an_unknown_wrapper_is_named(wrappers, message):
     with pytest.raises(ValueError, match=message):
         EnvConfig(wrappers=wrappers).build("cpu")
 

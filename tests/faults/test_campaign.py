@@ -26,7 +26,7 @@ def results(tmp_path_factory):
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", ["random kills", "aimed kills"])
-def test_after_any_kill_a_run_goes_on_to_the_same_end(kind, results):
+def test_after_any_kill_a_run_continues_to_the_same_end(kind, results):
     found = results[kind]
     assert found["kills"] >= COUNTS["kills"]
     assert found["chains"] > 0

@@ -1,4 +1,4 @@
-"""What a user meets: readers that go, disks that fill, Ctrl-C twice, clocks that are put back, hostile folders."""
+"""Everyday failures: readers that go, disks that fill, Ctrl-C twice, clocks that are set back, hostile folders."""
 
 import contextlib
 import json
@@ -53,7 +53,7 @@ def test_a_reader_that_goes_costs_the_output_and_not_the_run(tmp_path):
 
 @pytest.mark.long
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs /dev/full")
-def test_an_output_that_is_full_is_told_and_does_not_cost_the_run(tmp_path):
+def test_a_full_output_is_reported_and_does_not_cost_the_run(tmp_path):
     with open("/dev/full", "w") as full:
         finished = subprocess.run(train(tmp_path), stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
     assert finished.returncode == 1
@@ -110,9 +110,9 @@ def mounts():
     return shutil.which("unshare") is not None and subprocess.run(command, capture_output=True).returncode == 0
 
 
-@pytest.mark.skipif(not mounts(), reason="needs a small file system of its own, which is not permitted here")
+@pytest.mark.skipif(not mounts(), reason="needs permission to mount a small file system")
 @pytest.mark.parametrize("kilobytes", usual_of([8, 40, 120, 260], [8]))
-def test_a_disk_that_fills_at_any_write_is_told_and_what_was_written_stays(kilobytes, tmp_path):
+def test_a_disk_that_fills_at_any_write_is_reported_and_written_files_stay(kilobytes, tmp_path):
     disk, kept = tmp_path / "disk", tmp_path / "kept"
     disk.mkdir()
     inner = " ".join(f"'{argument}'" for argument in train(disk, "--console", "quiet", "--log-every=1", steps=3200))
@@ -144,7 +144,7 @@ def test_a_clock_that_is_put_back_changes_nothing(tmp_path, run_canter, monkeypa
     assert not re.search(r"-\d+ (steps/s|left)", finished.out)
 
 
-def test_runs_that_begin_in_one_second_or_in_the_past_get_names_of_their_own(tmp_path, run_canter, monkeypatch):
+def test_runs_that_start_in_one_second_or_in_the_past_get_different_names(tmp_path, run_canter, monkeypatch):
     class Clock:
         @staticmethod
         def now(zone=None):

@@ -113,13 +113,13 @@ def test_gae_takes_one_discount_per_step():
 
 
 @pytest.mark.parametrize("unknown", [float("nan"), float("inf")])
-def test_gae_ignores_what_a_terminated_row_has_for_successor(unknown):
+def test_gae_ignores_the_successor_of_a_terminated_step(unknown):
     advantage, return_ = gae(rows(1, 1), rows(0, 0), rows(1, unknown), flags(0, 1), flags(0, 1), 0.5, 1.0)
     close(advantage, rows(2, 1))
     close(return_, rows(2, 1))
 
 
-def test_gae_leaves_its_inputs_alone_and_gives_no_gradient():
+def test_gae_leaves_its_inputs_alone_and_has_no_gradient():
     inputs = [rows(1, 2), rows(3, 4).requires_grad_(), rows(5, 6), flags(0, 1), flags(0, 1)]
     before = [x.detach().clone() for x in inputs]
     advantage, return_ = gae(*inputs, 0.9, 0.9)
@@ -187,7 +187,7 @@ def test_gae_with_lambda_one_is_monte_carlo(rollout):
 
 @settings(max_examples=200, deadline=None)
 @given(rollouts(), st.integers(0, 11))
-def test_gae_lets_nothing_after_an_end_influence_what_came_before(rollout, end):
+def test_gae_stops_at_the_end_of_an_episode(rollout, end):
     end = min(end, rollout["reward"].shape[0] - 1)
     rollout["done"][end] = True
     before, _ = gae(**rollout)

@@ -48,7 +48,7 @@ def weights(run):
     return canter.load(run).actor.state_dict()
 
 
-def test_from_a_simulator_to_runs_that_stop_go_on_and_are_fine_tuned(user):
+def test_from_a_simulator_to_runs_that_stop_resume_and_are_fine_tuned(user):
     user.writes("slide.py", SLIDE)
     assert "arithmetic" in user.types("check", "slide:Slide", "--allow-import", "slide", *SMALL)
     train = ["train", "slide:Slide", "--allow-import", "slide", *SMALL, "--console", "lines"]

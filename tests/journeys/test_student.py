@@ -1,4 +1,4 @@
-"""A student with an environment of their own: one file and one command, then Python."""
+"""A student with their own environment: one file and one command, then Python."""
 
 import re
 

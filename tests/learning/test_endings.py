@@ -26,7 +26,7 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))]
 
 
 class Nodes(gymnasium.Env):
-    """A walk over one-hot nodes; `visit(node)` gives reward, next node, terminated and truncated."""
+    """A walk over one-hot nodes; `visit(node)` returns reward, next node, terminated and truncated."""
 
     count = 0
     action_space = gymnasium.spaces.Discrete(1)

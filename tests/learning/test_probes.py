@@ -21,7 +21,7 @@ NEVER_ENDS = {"cycle"}
 
 
 def solve(name, seed, model=None, iterations=ITERATIONS):
-    """Train on a probe; gives the algorithm and what the probe says must hold."""
+    """Train on a probe; return the algorithm and the probe's checks."""
     env = tensor_envs[f"probe-{name}"](32)
     config = PPOConfig(
         horizon=8,
@@ -64,7 +64,7 @@ def test_ppo_solves_the_probe_on_every_seed(name, seeds):
         assert_solved(name, seed, *solve(name, seed))
 
 
-def test_a_policy_without_memory_cannot_solve_recall():
+def test_a_feed_forward_policy_cannot_solve_recall():
     algorithm, checks = solve("recall", seed=0)
     asked = checks[-1]
     action, _ = algorithm.policy.act(asked.obs)

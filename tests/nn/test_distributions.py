@@ -262,7 +262,7 @@ INF = math.inf
     ("bounds", "expected"),
     [("none", [0.5, 3.0, -9.0, 9.0]), ("clip", [0.5, 2.0, -9.0, 4.0]), ("rescale", [3.0, 2.0, -9.0, 4.0])],
 )
-def test_gaussian_meets_bounds_as_told(bounds, expected):
+def test_gaussian_handles_bounds_as_configured(bounds, expected):
     dist = DiagGaussian(4, (0.0, -2.0, -INF, -INF), (4.0, 2.0, INF, 4.0), bounds)
     action = torch.tensor([[0.5, 3.0, -9.0, 9.0]])
     assert torch.equal(dist.to_env(action), torch.tensor([expected]))

@@ -38,7 +38,7 @@ def test_networks_choose_their_groups_by_role(groups, role, expected):
     assert set(network.groups) == expected
 
 
-def test_orthogonal_weights_have_the_asked_gain_and_no_bias():
+def test_orthogonal_weights_have_the_requested_gain_and_no_bias():
     layer = build({"policy": VECTOR}, hidden=(16,)).hidden[0]
     assert torch.allclose(layer.weight.T @ layer.weight, 2 * torch.eye(4), atol=1e-5)
     assert torch.equal(layer.bias, torch.zeros(16))
@@ -161,7 +161,7 @@ def test_an_image_too_small_for_the_kernels_is_refused_with_the_numbers():
     build({"camera": TensorSpec((10, 10, 3), torch.uint8)})  # layers that nobody named are chosen by the size
 
 
-def test_a_shared_trunk_is_passed_once_and_gives_what_the_parts_give():
+def test_a_shared_trunk_runs_once_and_equals_separate_passes():
     spec = EnvSpec({"policy": VECTOR}, Discrete(3), 2)
     model = ActorCritic(ModelConfig(shared_trunk=True), spec)
     obs = {"policy": torch.randn(1, 6, 4, generator=torch.Generator().manual_seed(0))}
@@ -207,7 +207,7 @@ def test_bfloat16_rounds_the_hidden_layers_and_nothing_else():
 
 
 @pytest.mark.parametrize("position", ["before_mlp", "after_mlp"])
-def test_memory_stays_in_float32(position):
+def test_recurrent_state_stays_in_float32(position):
     network = build({"policy": VECTOR}, hidden=(16,), rnn=RNNConfig(hidden=8, position=position), precision="bfloat16")
     features, states = network.unroll({"policy": torch.randn(3, 5, 4)}, network.initial_state(5), None)
     assert {leaf.dtype for layer in states for leaf in layer} == {torch.float32}

@@ -29,7 +29,7 @@ def policy(obs, action, discrete=(), **network):
     return ModelConfig(policy=NetworkConfig(obs_groups=groups, **network)).build_policy(spec)
 
 
-def test_one_observation_gives_one_action_and_a_batch_a_batch():
+def test_one_observation_returns_one_action_and_a_batch_a_batch():
     torch.manual_seed(0)
     acting = policy({"policy": TensorSpec((3,))}, Continuous((-1.0, -1.0), (1.0, 1.0)))
     batch = np.random.default_rng(0).normal(size=(5, 3))  # float64, as NumPy has it
@@ -42,7 +42,7 @@ def test_one_observation_gives_one_action_and_a_batch_a_batch():
     assert np.array_equal(actions, expected.numpy())
 
 
-def test_dicts_nested_ones_choices_and_masks_are_read_as_the_environment_gives_them():
+def test_dicts_discrete_actions_and_masks_are_read_as_the_environment_returns_them():
     specs = {"arm/joints": TensorSpec((2,)), "gear": TensorSpec((4,)), "action_mask": TensorSpec((3,), torch.bool)}
     acting = policy(specs, Discrete(3), discrete=("gear",))
     one = {"arm": {"joints": np.ones(2)}, "gear": np.int64(2), "action_mask": np.array([0, 1, 0])}
@@ -83,7 +83,7 @@ def test_observations_that_are_not_finite_are_refused(bad):
         acting.predict([[0.0, 0.0, 0.0], [0.0, 0.0, bad]])
 
 
-def test_memory_goes_on_with_the_state_and_begins_anew_without_it():
+def test_recurrence_continues_with_the_state_and_restarts_without_it():
     torch.manual_seed(0)
     acting = policy({"policy": TensorSpec((2,))}, Continuous((-1.0,), (1.0,)), rnn=RNNConfig(hidden=4))
     first, state = acting.predict(np.ones(2))
@@ -100,7 +100,7 @@ def test_memory_goes_on_with_the_state_and_begins_anew_without_it():
         ({"other": np.ones(3)}, "observation 'policy' is missing; given: other"),
     ],
 )
-def test_what_does_not_fit_is_named(obs, message):
+def test_mismatches_are_named(obs, message):
     with pytest.raises(ValueError, match=message):
         policy({"policy": TensorSpec((3,))}, Discrete(2)).predict(obs)
 
@@ -152,7 +152,7 @@ SPACES = {
 
 @pytest.mark.filterwarnings("ignore:.*length of a multi-dimensional")
 @pytest.mark.parametrize("name", SPACES)
-def test_what_an_environment_gives_is_read_and_what_it_takes_is_given(name, tmp_path):
+def test_environment_observations_are_read_and_its_actions_are_returned(name, tmp_path):
     torch.manual_seed(0)
     env = GymnasiumEnv(SyncVectorEnv([lambda: Anything(**SPACES[name])]))
     groups = tuple(env.spec.obs)
@@ -177,7 +177,7 @@ def test_what_an_environment_gives_is_read_and_what_it_takes_is_given(name, tmp_
 
 
 def groups_of(env, alone, seed):
-    """What the adapter makes of the observation that an environment gives after a reset by this seed."""
+    """Return the adapter's groups of the first observation after a reset by this seed."""
     raw = alone.reset(seed=seed)[0]
     one = gymnasium.vector.utils.create_empty_array(alone.observation_space, 1)
     buffer = env._reader.buffer()

@@ -65,7 +65,7 @@ def test_outputs_are_those_of_torch_run_episode_by_episode(cell):
             torch.testing.assert_close(outputs[start:stop, b : b + 1], expected, atol=1e-6, rtol=0)
 
 
-def test_what_came_before_a_reset_has_no_influence_not_even_a_nan():
+def test_steps_before_a_reset_have_no_influence_not_even_a_nan():
     torch.manual_seed(0)
     memory = RNN(RNNConfig(hidden=6), 5, "orthogonal")
     x, reset = torch.randn(4, 1, 5), torch.tensor([[False], [False], [True], [False]])
@@ -76,7 +76,7 @@ def test_what_came_before_a_reset_has_no_influence_not_even_a_nan():
     assert torch.equal(poisoned[2:], clean[2:])
 
 
-def test_memory_can_be_kept_over_the_end_of_an_episode():
+def test_recurrent_state_can_be_kept_over_the_end_of_an_episode():
     torch.manual_seed(0)
     memory = RNN(RNNConfig(hidden=6, reset_on_end=False), 5, "orthogonal")
     x = torch.randn(4, 1, 5)
@@ -95,13 +95,13 @@ def test_states_after_each_row_continue_where_the_sequence_stood():
     torch.testing.assert_close(again, whole[5:], atol=1e-6, rtol=0)
 
 
-def test_a_network_without_memory_has_no_state():
+def test_a_feed_forward_network_has_no_state():
     network = NetworkConfig(obs_groups=("policy",)).build(OBS, "policy")
     assert network.initial_state(3) == ()
     assert network(observations(), (), None)[1] == ()
 
 
-def test_memory_without_units_is_refused():
+def test_a_recurrent_layer_without_units_is_refused():
     with pytest.raises(ValueError, match="hidden=0 must be at least 1"):
         RNNConfig(hidden=0)
 

@@ -134,7 +134,7 @@ def test_library_equals_the_single_file_reference_after_a_hundred_updates():
     assert (raw.bias - agent.policy[-1].bias[ACTION:] - offset).abs().max() <= 1e-5
 
 
-def test_the_page_runs_and_equal_seeds_give_equal_weights():
+def test_the_page_runs_and_equal_seeds_make_equal_weights():
     def weights(seed):
         config = reference.Config(seed=seed, total_steps=260, warmup_steps=230, hidden=(8,), batch_size=16)
         agent, returns = reference.train(config)

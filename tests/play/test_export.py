@@ -159,7 +159,7 @@ def test_a_torch_file_equals_the_policy_on_1000_observations(name, exported):
     assert result.format == "torch"
 
 
-def test_memory_goes_in_and_comes_out(exported):
+def test_recurrent_state_goes_in_and_comes_out(exported):
     """An episode played with the file alone is the episode that the policy plays."""
     _, policy, (obs, _), path = exported("lstm", "onnx")
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

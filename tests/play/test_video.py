@@ -91,7 +91,7 @@ def test_a_gif_is_made_when_the_name_asks_for_one(tmp_path):
         ("a.mp4", {"fails_at": 3}, r"cannot be rendered here \(the screen is broken\)"),
     ],
 )
-def test_what_cannot_be_recorded_is_explained_and_leaves_nothing(tmp_path, name, options, message):
+def test_a_failed_recording_is_explained_and_leaves_nothing(tmp_path, name, options, message):
     (tmp_path / "old.mp4").write_text("mine")
     with pytest.raises(CannotRender, match=message):
         record(tmp_path / name, **options)
@@ -138,7 +138,7 @@ def test_mujoco_is_drawn(tmp_path, monkeypatch):
     assert frames[0].std() > 1
 
 
-def test_without_a_display_mujoco_is_told_not_to_look_for_a_window(monkeypatch):
+def test_without_a_display_mujoco_does_not_open_a_window(monkeypatch):
     for name in ("DISPLAY", "WAYLAND_DISPLAY", "MUJOCO_GL", "XDG_RUNTIME_DIR"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
@@ -161,7 +161,7 @@ def test_environments_in_torch_that_offer_pictures_are_recorded(env, tmp_path):
     assert len(frames) >= 5 and (frames[0] != frames[-1]).any()
 
 
-def test_a_caption_tells_step_return_and_action_below_the_picture(tmp_path):
+def test_a_caption_shows_step_return_and_action_below_the_picture(tmp_path):
     env = make_gymnasium("Brighter-v0", 1, autoreset="next_step", render_mode="rgb_array")
     captions = []
     with closing(env), Recorder(env, tmp_path / "told.gif", caption=True) as recorder:

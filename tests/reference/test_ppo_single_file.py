@@ -70,7 +70,7 @@ def test_gae_without_an_ending():
     assert hand_targets([False, False], [False, False]) == ([1.25, 1.0], [2.25, 3.0])
 
 
-def test_gae_gives_no_future_to_a_terminated_row():
+def test_gae_does_not_bootstrap_a_terminated_step():
     # delta_0 = 1 + 0 - 1 = 0, and the chain is cut
     assert hand_targets([True, False], [False, False]) == ([0.0, 1.0], [1.0, 3.0])
 
@@ -119,7 +119,7 @@ def test_first_ratio_is_one_although_statistics_and_parameters_have_moved(env_id
         obs = rollout.obs[-1]
 
 
-def test_statistics_equal_those_of_all_rows_seen():
+def test_statistics_equal_those_of_all_samples_seen():
     agent = make_agent("CartPole-v1", ppo.Config(normalize_obs=True))
     chunks = [1e4 + 1e-2 * torch.randn(t, 3, 4, generator=torch.Generator().manual_seed(t)) for t in (1, 5, 20)]
     for chunk in chunks:
@@ -159,7 +159,7 @@ def test_categorical_sampling_follows_the_logits():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", pytest.param("Pendulum-v1", marks=pytest.mark.long)])
-def test_equal_seeds_give_equal_runs_and_others_differ(env_id):
+def test_equal_seeds_make_equal_runs_and_others_differ(env_id):
     def run(seed):
         config = ppo.Config(env_id=env_id, seed=seed, total_steps=768, num_envs=4, horizon=64, normalize_obs=True)
         agent, _ = ppo.train(config)

@@ -1,4 +1,4 @@
-"""The best policies of all runs on a problem, whoever finishes when."""
+"""The best policies of all runs on a problem, in any order of their ends."""
 
 import errno
 import functools
@@ -30,7 +30,7 @@ def some_policy():
 
 
 def finish(runs, name, mean, *, env=ENV, spread=0.0, seed=0):
-    """A run that ends with a policy of its own; gives the sentence."""
+    """End a run with a new policy; return the sentence."""
     policy = some_policy()
     policy.actor.head.linear.bias.data[0] = mean
     save_policy(runs / name / "policies" / "final_actor.safetensors", policy, env_steps=1000)
@@ -41,7 +41,7 @@ def hall(runs, env=ENV):
     return HallOfFame(runs / "hall_of_fame", {**problem_of(env), "episodes": 10})
 
 
-def test_a_run_is_told_whether_it_beat_all_before_it(tmp_path):
+def test_a_run_is_compared_with_all_before_it(tmp_path):
     assert finish(tmp_path, "first", 100) == "First result on CartPole-v1: 100.0"
     assert finish(tmp_path, "second", 250, seed=7) == "Best so far on CartPole-v1: 250.0, beating 100.0 of run first"
     assert finish(tmp_path, "third", 200) == "Not the best on CartPole-v1: 200.0, run second has 250.0"

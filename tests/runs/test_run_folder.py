@@ -62,7 +62,7 @@ def equal(one, other):
 
 
 @pytest.mark.parametrize("env_id", ["tensor:pendulum", "CartPole-v1"])
-def test_a_stopped_run_goes_on_as_if_it_had_never_stopped(tmp_path, env_id):
+def test_a_stopped_run_continues_as_if_it_had_never_stopped(tmp_path, env_id):
     config = config_for(env_id)
     straight = train(config, folder=RunFolder(tmp_path / "straight", EVERY_2))
     for iteration in (1, 4):
@@ -155,7 +155,7 @@ def test_checkpoints_spread_over_the_run_stay_for_ever_with_their_policies(tmp_p
         assert path.read_bytes() == (tmp_path / "stopped" / "policies" / path.name).read_bytes()
 
 
-def test_a_budget_that_does_not_divide_gives_as_many_checkpoints_as_asked_for(tmp_path):
+def test_a_budget_that_does_not_divide_writes_the_requested_number_of_checkpoints(tmp_path):
     config = config_for(iterations=7)
     train(config, folder=RunFolder(tmp_path, CheckpointConfig(save_every=100, keep_last=1, num_checkpoints=5)))
     assert len(RunFolder(tmp_path).store.steps()) == 5

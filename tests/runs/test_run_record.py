@@ -19,7 +19,7 @@ def config_for(iterations):
     return replace(preset, algorithm=algorithm, total_steps=iterations * 8 * preset.env.num_envs)
 
 
-def test_a_record_tells_where_when_and_how_a_run_ran(tmp_path, monkeypatch):
+def test_a_record_has_place_time_and_machine_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["canter", "train", "Pendulum-v1"])
     seen = []
     train(
@@ -39,7 +39,7 @@ def test_a_record_tells_where_when_and_how_a_run_ran(tmp_path, monkeypatch):
     assert run_status(tmp_path) == "finished"
 
 
-def test_a_stopped_run_says_so_and_goes_on_from_its_start(tmp_path):
+def test_a_stopped_run_says_so_and_continues_its_record(tmp_path):
     def stop(report):
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -72,7 +72,7 @@ def test_a_second_interrupt_is_no_failure(tmp_path):
     assert run_status(tmp_path) == "stopped"
 
 
-def test_a_killed_process_is_told_from_one_that_runs(tmp_path):
+def test_a_killed_process_is_distinguished_from_a_running_one(tmp_path):
     code = """
 import sys, time
 import canter

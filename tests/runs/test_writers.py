@@ -23,7 +23,7 @@ def short(iterations=3):
 
 
 class Kept:
-    """A writer that keeps what it is given, and fails where it is told to."""
+    """A writer that keeps its rows, and fails on request."""
 
     def __init__(self, fails=()):
         self.calls, self.fails = [], fails
@@ -140,7 +140,7 @@ def test_tensorboard_shows_what_a_resumed_run_repeats_only_once(tmp_path):
     assert [value for _, value in scalars(tmp_path / "tensorboard")["run/iteration"]] == [1, 2, 3, 4, 5, 6]
 
 
-def test_wandb_works_without_an_account_and_goes_on_under_the_same_id(tmp_path, monkeypatch):
+def test_wandb_works_without_an_account_and_continues_under_the_same_id(tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     for name in ("WANDB_MODE", "WANDB_API_KEY"):
         monkeypatch.delenv(name, raising=False)

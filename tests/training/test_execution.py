@@ -22,7 +22,7 @@ gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA dev
 
 
 def iterate(env, mode, count, *, restart_at=None, tf32=False, **settings):
-    """Parameters after some iterations; at `restart_at` everything is built anew and restored."""
+    """Parameters after some iterations; at `restart_at` everything is rebuilt and restored."""
     given = {"horizon": 8, "epochs": 2, "num_minibatches": 2, "sequence_length": 4}
     config, execution = PPOConfig(**given | settings), ExecutionConfig(mode=mode, tf32=tf32)
     execution.start(env.spec.device.type)  # as a run does: initial weights depend on the number of threads
@@ -171,13 +171,13 @@ def draw_in_graphs(number, rounds):
 
 @gpu
 @pytest.mark.gpu
-def test_random_streams_go_on_from_the_first_replay_on_a_device_that_others_use_too():
+def test_random_streams_continue_from_the_first_replay_on_a_shared_device():
     torch.multiprocessing.spawn(draw_in_graphs, (20,), nprocs=8)
 
 
 @gpu
 @pytest.mark.gpu
-def test_what_cannot_be_captured_goes_on_eagerly_and_says_why(caplog):
+def test_functions_that_cannot_be_captured_run_eagerly_with_the_reason(caplog):
     counter = torch.zeros((), device="cuda")
 
     def needs_the_host():

@@ -1,4 +1,4 @@
-"""What an iteration that fails costs: nothing of what was before it, to the bit."""
+"""A failed iteration loses nothing of the state before it, to the bit."""
 
 import math
 import threading
@@ -164,7 +164,7 @@ class Raises(Extension):
         return rollout.reward
 
 
-def test_an_error_in_the_update_saves_the_state_before_and_goes_on_its_way(tmp_path):
+def test_an_error_in_the_update_saves_the_state_before_and_is_raised(tmp_path):
     config = replace(CONFIG, algorithm=replace(CONFIG.algorithm, extensions=(RaisesConfig(),)))
     straight = Trainer(config, env=Fails())
     straight.learn(3)

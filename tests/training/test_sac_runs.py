@@ -65,7 +65,7 @@ def newest(path):
     return store.steps()[-1], load_checkpoint(store.path(store.steps()[-1]))
 
 
-def test_what_is_left_out_on_a_cpu_had_no_effect(tmp_path, monkeypatch):
+def test_operations_left_out_on_a_cpu_had_no_effect(tmp_path, monkeypatch):
     config = replace(CONFIG, total_steps=2_000)
     left_out = train(tmp_path / "short", config).algorithm.state_dict()
     monkeypatch.setattr(maybe_any, "kernels", [])
@@ -111,7 +111,7 @@ def test_after_kill_9_the_run_ends_with_the_bits_of_one_that_was_never_stopped(t
     assert encode(one["algorithm"]) == encode(other["algorithm"])
 
 
-def test_a_run_without_its_ring_goes_on_and_says_so(tmp_path, caplog):
+def test_a_run_without_its_ring_continues_and_says_so(tmp_path, caplog):
     config = replace(
         CONFIG, total_steps=4_000, algorithm=replace(CONFIG.algorithm, replay=ReplayConfig(capacity=2048, save=False))
     )
@@ -205,7 +205,7 @@ def test_presets_are_plain_on_a_cpu_and_large_on_a_gpu():
             assert presets[name].device == "cuda" and presets[name].algorithm.critic.atoms == 101
 
 
-def test_each_stage_of_an_algorithm_has_a_graph_of_its_own():
+def test_each_stage_of_an_algorithm_has_its_own_graph():
     class Turns(canter.Algorithm):
         stage = 0
 

@@ -50,7 +50,7 @@ def test_a_callback_gets_as_many_arguments_as_it_asks_for(callback, taken):
 
 
 class Curriculum:
-    """An environment that notes what it is told about training."""
+    """An environment that records the progress it receives."""
 
     def __init__(self, env):
         self.inner, self.spec, self.told = env, env.spec, []
@@ -61,7 +61,7 @@ class Curriculum:
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_an_environment_that_asks_is_told_how_far_training_is(wrapped):
+def test_an_environment_receives_the_progress_on_request(wrapped):
     config = replace(short("tensor:cartpole", steps=256, num_envs=4), log_every=2)
     config = replace(config, algorithm=canter.PPOConfig(horizon=16, num_minibatches=2))
     env = Curriculum(config.env.build("cpu"))
@@ -78,7 +78,7 @@ def test_without_a_budget_there_is_no_fraction_of_it():
     assert len(env.told) > 1 and all(fraction is None for _, _, fraction in env.told)
 
 
-def test_reset_rows_are_no_steps():
+def test_reset_rows_are_not_counted_as_steps():
     reports = []
     train(short("CartPole-v1", autoreset="next_step"), reports.append)
     batch = 8 * preset("CartPole-v1").algorithm.horizon
@@ -86,7 +86,7 @@ def test_reset_rows_are_no_steps():
 
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "tensor:pendulum", "envpool:Pendulum-v1"])
-def test_equal_seeds_give_equal_runs_and_other_seeds_others(env_id):
+def test_equal_seeds_make_equal_runs_and_other_seeds_others(env_id):
     runs = [train(short(env_id, seed=seed)).policy.actor.state_dict() for seed in (0, 0, 1)]
     assert all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[1].values(), strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(runs[0].values(), runs[2].values(), strict=True))
@@ -132,7 +132,7 @@ def test_learning_in_several_calls_is_learning_in_one(tmp_path):
     assert (read_record(tmp_path)["status"], read_record(tmp_path)["ended_by"]) == ("finished", "total_steps")
 
 
-def test_leaving_early_saves_what_was_learned_and_the_run_goes_on_from_there(tmp_path):
+def test_leaving_early_saves_the_state_and_the_run_continues_from_it(tmp_path):
     config = short("CartPole-v1", steps=4 * 1024)
     trainer = Trainer(config, folder=RunFolder(tmp_path))
     trainer.learn(3)
@@ -155,7 +155,7 @@ def test_the_time_between_two_calls_is_not_counted():
     assert sum(reports[2].times.values()) < 0.5
 
 
-def test_an_environment_of_its_own_is_closed_when_something_fails(monkeypatch):
+def test_an_environment_made_by_the_trainer_is_closed_on_failure(monkeypatch):
     closed = []
     monkeypatch.setattr(GymnasiumEnv, "close", lambda self: closed.append(self))
     with pytest.raises(ValueError, match="does not divide"):

@@ -145,7 +145,7 @@ def test_transitions_never_cross_a_reset_and_have_the_true_last_observation(fram
     assert len(found) == 8 * (5 - frames) and sum(row[-1] == 3 for row in remainders) == 8
 
 
-def test_rows_without_a_known_successor_earn_no_style_and_are_not_remembered():
+def test_transitions_without_a_known_successor_earn_no_style_and_are_not_stored():
     algorithm, collector = build({"task_weight": 0.0, "replay_rows": 64, "normalize_obs": False})
     (amp,), rollout = algorithm.extensions, collector.collect()
     rollout.valid[2] = False
@@ -172,7 +172,7 @@ def test_the_ring_holds_the_newest_and_draws_from_all_that_it_holds():
     assert amp.written == 32
 
 
-def test_the_discriminator_learns_from_standardised_rows_with_noise_and_evaluates_them_without():
+def test_the_discriminator_learns_from_standardised_frames_with_noise_and_rates_them_without():
     algorithm, collector = build({"batch_size": 4000, "input_noise": 0.3, "replay": 0})
     (amp,), rollout = algorithm.extensions, collector.collect()
     state = amp.generator.get_state()
@@ -204,7 +204,7 @@ def test_demonstrations_are_consecutive_observations_of_the_clip():
     assert second[:, :3].abs().max() <= 0.4 + 1e-6
 
 
-def test_episodes_may_begin_with_a_frame_of_the_reference():
+def test_episodes_may_start_with_a_frame_of_the_reference():
     env = Swimmer(512, motion=True, reference=NARROW)
     joints = env.reset(0)["motion"][:, :6].double()
     # On the ellipse of each joint: (angle / 0.4)^2 + (rate / (0.4 w))^2 = 1.
@@ -250,7 +250,7 @@ def test_swapping_the_data_swaps_what_is_learned(tmp_path, speed):
     assert metrics["amp/pose_error"] < 0.25
 
 
-def test_resuming_goes_on_bit_for_bit():
+def test_resuming_continues_bit_for_bit():
     (first, collector), (second, _) = build({"frames": 3}), build({"frames": 3}, seed=1)
     for number in range(4):
         first.update(collector.collect())

@@ -130,7 +130,7 @@ def test_where_the_last_observation_is_lost_a_row_is_no_transition():
     assert in_place.transitions().valid.all()
 
 
-def test_rows_without_a_known_successor_earn_and_teach_nothing():
+def test_transitions_without_a_known_successor_earn_and_teach_nothing():
     algorithm, collector = build({"normalize_bonus": False, "normalize_obs": False})
     (rnd,) = algorithm.extensions
     rollout = collector.collect()
@@ -143,7 +143,7 @@ def test_rows_without_a_known_successor_earn_and_teach_nothing():
     assert torch.equal(rnd.prediction_loss(batch).loss, before)
 
 
-def test_weights_follow_their_schedule_and_resume_goes_on_bit_for_bit():
+def test_weights_follow_their_schedule_and_resume_continues_bit_for_bit():
     rnd = {"weight": canter.StepAt(2.0, 0.5, at=0.5), "share": 0.5}
     (first, collector), (second, _) = build(rnd), build(rnd, seed=1)
     weights = []
@@ -234,7 +234,7 @@ def test_every_setting_has_an_effect():
 
 
 class TestBonusValue:
-    """A second value head, with a discount of its own."""
+    """A second value head, with its own discount."""
 
     def test_needs_a_bonus(self):
         with pytest.raises(ValueError, match=r"bonus_value has no bonus to evaluate"):

@@ -1,4 +1,4 @@
-"""Curiosity and symmetry give RSL-RL's numbers on the same batch where both define the same.
+"""Curiosity and symmetry equal RSL-RL's numbers on the same batch, where definitions agree.
 
 `benchmarks/extensions/rsl_rl_numbers.py` wrote the expectations with rsl-rl-lib 5.5.1. What differs on purpose:
 RSL-RL scores the observation after a reset where an episode ended, its predictor learns from the observation before

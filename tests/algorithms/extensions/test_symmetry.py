@@ -35,7 +35,7 @@ def in_float64(algorithm):
 
 
 def gradient(algorithm, batch):
-    """Of the loss of a whole batch, as one vector."""
+    """Return the gradient of the loss of a whole batch, as one vector."""
     algorithm.engine.gradients(batch, torch.arange(batch.valid.shape[1]), algorithm.coefs)
     return torch.cat([view.flatten().clone() for view in algorithm.optimizers["policy"].gradients.values()])
 
@@ -94,7 +94,7 @@ def test_the_first_ratio_of_a_mirrored_row_is_one_only_with_evaluated_densities(
     assert found["repeated"] > 0.05  # the policy that acted was not symmetric
 
 
-def test_kl_and_entropy_are_of_the_rows_that_were_acted_on():
+def test_kl_and_entropy_are_of_the_original_samples():
     algorithm, collector = build(old_log_prob="repeated", config={"entropy_coef": canter.Constant(0.1)})
     plain, _ = build(without=True, config={"entropy_coef": canter.Constant(0.1)})
     batch, _ = algorithm.prepare_batch(collector.collect())
@@ -151,12 +151,12 @@ def test_a_mirror_loss_alone_makes_a_policy_symmetric():
     assert metrics["policy/asymmetry"] < first / 10
 
 
-def test_an_extension_that_is_only_asked_to_watch_is_refused():
+def test_an_extension_without_effect_is_refused():
     with pytest.raises(ValueError, match="leave nothing to do"):
         canter.SymmetryConfig(augment=False)
 
 
-def test_with_memory_a_mirrored_sequence_has_the_memory_of_the_mirrored_past():
+def test_a_mirrored_sequence_has_the_recurrent_state_of_the_mirrored_past():
     """By hand: the policy that sees the mirror image of everything from the first step on."""
     algorithm, collector = build(memory=True)
     (symmetry,) = collector.env.spec.symmetries
@@ -180,7 +180,7 @@ def test_with_memory_a_mirrored_sequence_has_the_memory_of_the_mirrored_past():
         tree_map(lambda a, *b: torch.testing.assert_close(a, torch.cat(b)), mine, *states)
 
 
-def test_resuming_goes_on_bit_for_bit_with_memory():
+def test_resuming_continues_bit_for_bit_with_a_recurrent_policy():
     (first, collector), (second, _) = build(memory=True, mirror_loss=0.5), build(memory=True, mirror_loss=0.5, seed=1)
     for number in range(4):
         first.update(collector.collect())

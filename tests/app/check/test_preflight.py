@@ -169,7 +169,7 @@ def test_cores_that_could_step_a_slow_environment_are_pointed_out(monkeypatch, v
         assert "4 take turns; --env.vectorization forked would share them among 3 cores" in speed[0]
 
 
-def test_settings_that_cannot_work_are_an_error_beside_all_else():
+def test_settings_that_cannot_work_are_an_error_among_the_other_findings():
     config = replace(config_of(""), algorithm=PPOConfig(num_minibatches=7))
     errors = [finding for finding in preflight(config, PLAN) if finding.level == "error"]
     assert [finding.subject for finding in errors] == ["settings"]

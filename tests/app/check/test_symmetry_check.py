@@ -57,13 +57,13 @@ def env_of(name):
 
 
 @pytest.mark.parametrize("name", ["swimmer", "quadrotor", "cartpole"])
-def test_what_these_environments_declare_is_true(name):
+def test_the_declarations_of_these_environments_are_true(name):
     env = env_of(name)
     for symmetry in env.spec.symmetries:
         assert check_symmetry(symmetry, env, 0).level == "ok"
 
 
-def test_what_a_loaded_quadrotor_declares_is_true():
+def test_the_declarations_of_a_loaded_quadrotor_are_true():
     env = canter.EnvConfig(id="tensor:quadrotor", num_envs=4, options={"loaded": True}).build("cpu")
     assert [check_symmetry(symmetry, env, 0).level for symmetry in env.spec.symmetries] == ["ok", "ok"]
 

@@ -33,7 +33,7 @@ def broken():
     del gymnasium.registry["Broken-v0"]
 
 
-def test_check_tells_all_and_trains_nothing(capsys, tmp_path):
+def test_check_reports_everything_and_trains_nothing(capsys, tmp_path):
     main(["check", "CartPole-v1", "--num-envs", "10", "--algorithm.horizon", "32", "--algorithm.epochs", "4"])
     out = capsys.readouterr().out
     assert out.startswith("CartPole-v1 with its preset\n")
@@ -71,7 +71,7 @@ def test_a_run_that_cannot_work_ends_before_it_leaves_anything(capsys, tmp_path,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_begins_with_its_arithmetic_and_its_warnings(capsys):
+def test_a_run_starts_with_its_arithmetic_and_its_warnings(capsys):
     main(["train", "CartPole-v1", "--total-steps", "1024", "--console", "quiet"])
     out = capsys.readouterr().out
     assert "batch = 128 steps x 8 envs = 1,024, 4 minibatches of 256" in out

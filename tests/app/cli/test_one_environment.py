@@ -40,7 +40,7 @@ def builds(monkeypatch):
 
 
 def seen(env, steps=24):
-    """What an environment shows in random steps after `reset(7)`."""
+    """Return the observations of random steps after `reset(7)`."""
     generator, obs = torch.Generator().manual_seed(0), env.reset(7)
     shown = [*(group.clone() for group in obs.values())]
     for _ in range(steps):
@@ -107,7 +107,7 @@ def test_the_look_steps_the_environments_of_the_run_and_reports_a_few(capsys):
         assert len(run_random_actions(env, 0, steps=3, seconds=60.0).reward[0]) == 4
 
 
-def test_the_end_of_a_run_is_told_by_its_condition(capsys):
+def test_the_end_of_a_run_is_reported_with_its_condition(capsys):
     flags = ["--total-steps", "null", "--until.iterations", "2", "--console", "quiet", "--algorithm.horizon", "32"]
     main(["train", "tensor:cartpole", *flags, "--algorithm.num-minibatches", "2"])
     out = capsys.readouterr().out

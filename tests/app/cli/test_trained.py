@@ -33,7 +33,7 @@ def elsewhere(tmp_path, monkeypatch):
 
 @pytest.fixture
 def say(capsys):
-    """Runs a command: what it prints, and what it says beside that or its error line."""
+    """Run a command; return its output, and its log or error line."""
 
     def run(*arguments):
         try:
@@ -82,7 +82,7 @@ def test_an_evaluation_is_written_as_json(run, say):
     assert json.loads((run.parents[1] / "new" / "result.json").read_text()) == plain
 
 
-def test_an_evaluation_is_told_in_words(run, say):
+def test_an_evaluation_is_printed_in_words(run, say):
     out = say("eval", run, "--episodes", 6, "--stochastic", "--num-envs", 2, "--seed", 7).out
     plain = json.loads(say("eval", run, "--episodes", 6, "--stochastic", "--num-envs", 2, "--seed", 7, "--json").out)
     low, high = plain["confidence_interval_95"]
@@ -130,7 +130,7 @@ def test_a_policy_can_be_taken_to_another_environment_that_it_fits(run, say):
     assert "obs.policy.shape is [4] in what was saved and [6] here" in say("eval", "first", "--env", "Acrobot-v1").err
 
 
-def test_settings_of_the_environment_can_be_changed_and_that_is_said(run, say):
+def test_changed_settings_of_the_environment_are_printed(run, say):
     flags = ["--env.options.max-episode-steps", 3, "--env.num-envs", 2]
     plain = json.loads(say("eval", "first", "--episodes", 2, *flags, "--json").out)
     assert plain["lengths"] == [3, 3]
@@ -146,7 +146,7 @@ def test_settings_of_the_environment_can_be_changed_and_that_is_said(run, say):
     assert json.loads(say("eval", "first", "--episodes", 2, "--json").out)["changes"] == {}
 
 
-def test_of_a_task_without_end_the_reward_per_step_is_told(tmp_path, say):
+def test_the_reward_per_step_of_an_endless_task_is_printed(tmp_path, say):
     path = trained(tmp_path / "endless", "tensor:queue", max_episode_steps=None)
     plain = json.loads(say("eval", path, "--episodes", 2, "--max-steps", 30, "--json").out)
     assert (plain["episodes"], plain["unfinished"]) == (0, 2)

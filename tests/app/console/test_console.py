@@ -235,7 +235,7 @@ def test_a_run_without_an_iteration_leaves_no_table():
     assert screen.cursor_shown
 
 
-def test_whatever_is_printed_or_logged_appears_above_the_table(rows, monkeypatch):
+def test_printed_and_logged_text_appears_above_the_table(rows, monkeypatch):
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setattr(sys, "stderr", terminal)
@@ -277,7 +277,7 @@ def test_errors_that_go_to_a_file_do_not_end_up_on_the_terminal(rows, monkeypatc
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_the_terminal_is_given_back_when_a_run_ends_early(error):
+def test_the_terminal_is_restored_when_a_run_ends_early(error):
     console = live_console()
 
     def end(report):

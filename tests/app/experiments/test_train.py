@@ -54,7 +54,7 @@ def rows(path):
     ],
     ids=["id", "class", "function", "lambda", "instance", "vector", "canter", "canter_own"],
 )
-def test_it_takes_whatever_there_is_to_train_in_and_leaves_a_whole_run(what, env_id, num_envs, capsys):
+def test_it_takes_every_kind_of_environment_and_leaves_a_whole_run(what, env_id, num_envs, capsys):
     result = canter.train(what(), **SMALL)
     said = capsys.readouterr().out
     assert f"on {env_id} " in said
@@ -92,7 +92,7 @@ def test_a_wrong_object_is_named_with_what_is_expected():
         ({"folder": "runs/mine"}, TypeError, "folder='runs/mine': expected True, False or a canter.RunFolder"),
     ],
 )
-def test_what_is_misspelt_is_refused_before_anything_is_made(wrong, kind, message, tmp_path, capsys):
+def test_misspelt_names_are_refused_before_anything_is_made(wrong, kind, message, tmp_path, capsys):
     with pytest.raises(kind, match=message):
         canter.train(Walk, **SMALL, **wrong)
     assert capsys.readouterr().out == "" and not list(tmp_path.iterdir())
@@ -200,7 +200,7 @@ def test_load_and_evaluate_take_a_run_by_name_and_agree_with_the_command(capsys)
     assert canter.evaluate(result.policy, episodes=4).return_ == by_name.return_
 
 
-def test_it_begins_with_the_weights_of_another_run(capsys):
+def test_it_starts_with_the_weights_of_another_run(capsys):
     first = canter.train(Walk, **SMALL, console="quiet", name="first")
     for begin in (first.path, first.path / "policies/final_actor.safetensors"):  # refused before anything is made
         with pytest.raises(ValueError, match=r"does not fit: .*network\.hidden\.0\.weight is float32 \[64, 1\]"):
@@ -215,7 +215,7 @@ def test_it_begins_with_the_weights_of_another_run(capsys):
         assert torch.allclose(value, weights[1][name], atol=1e-6), name
 
 
-def test_a_run_that_goes_on_keeps_its_own_weights(capsys):
+def test_a_resumed_run_keeps_its_weights(capsys):
     first = canter.train("tensor:cartpole", name="first", **SMALL)
     begun = ["train", "tensor:cartpole", "--name", "second", "--init-from", "first", "--num-envs=8", "--console=quiet"]
     begun += ["--algorithm.horizon=16", "--algorithm.num-minibatches=2", "--resume-if-present"]
@@ -240,7 +240,7 @@ def halls(path):
     return {next((key for key in ("episodes", "average") if key in hall["problem"]), ""): hall for hall in found}
 
 
-def test_the_hall_of_fame_keeps_long_run_averages_also_while_a_run_goes_on(tmp_path, monkeypatch, capsys):
+def test_the_hall_of_fame_keeps_long_run_averages_also_during_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "EVAL_STEPS", 100)
     runs, during = tmp_path / "runs", []
 

@@ -37,7 +37,7 @@ def test_runs_are_grouped_by_everything_but_their_seed(run_of):
     assert differing_settings(groups[:2]) == {"algorithm.gamma": [0.99, 0.9]}
 
 
-def test_what_an_older_version_did_not_know_is_the_default(run_of, tmp_path):
+def test_settings_unknown_to_an_older_version_are_the_default(run_of, tmp_path):
     new, old = run_of("new", 1.0, seed=1), make_run(tmp_path, "old", seed=2, rows=rising(1.0))
     text = (old / "config.yaml").read_text()
     assert "  clip_ratio: 0.2\n" in text
@@ -87,7 +87,7 @@ def test_a_curve_is_the_middle_of_the_seeds_on_a_common_grid(run_of):
     assert found.high == pytest.approx(found.x)
 
 
-def test_the_curve_begins_where_all_seeds_are_and_goes_on_to_the_end_of_the_last(run_of):
+def test_the_curve_starts_where_all_seeds_are_and_ends_with_the_last(run_of):
     late = [row(1, None), row(2, None), *(row(number, 4.0) for number in range(3, 7))]
     (group,) = group_runs([run_of("short", 2.0, 2.0, 2.0, 2.0, seed=1), run_of("late", rows=late, seed=2)])
     found = aggregate_curve(group, "return")

@@ -19,7 +19,7 @@ A = 2
 
 @pytest.fixture(autouse=True, params=["as on a CPU", "as on a GPU"])
 def looks(request, monkeypatch):
-    """Whether what has no effect is left out."""
+    """Return True if operations without effect are left out."""
     if request.param == "as on a GPU":
         monkeypatch.setattr(maybe_any, "kernels", [])
 
@@ -112,7 +112,7 @@ class World:
         return self.new()
 
     def play(self, broken=False):
-        """One rollout into both memories; `broken` begins all episodes anew before it, as an inexact resume does."""
+        """One rollout into both memories; `broken` restarts all episodes before it, as an inexact resume does."""
         rollout = self.rollout
         if broken:
             self.restart()
@@ -198,7 +198,7 @@ def test_transitions_of_n_steps_are_those_of_the_definition(mode, sizes, ends):
 
 
 @pytest.mark.parametrize("mode", ["separate", "in_place"])
-def test_every_transition_is_drawn_equally_often_and_filler_rows_never(mode):
+def test_every_transition_is_drawn_equally_often_and_filler_steps_never(mode):
     world = World(3, mode, 3, 4, 60, 0.2)
     for _ in range(11):
         world.play()
@@ -222,7 +222,7 @@ def test_an_empty_ring_draws_its_first_row():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rollouts", [0, 1, 3, 30])
-def test_a_saved_ring_goes_on_to_the_bit(dtype, rollouts):
+def test_a_saved_ring_continues_bit_for_bit(dtype, rollouts):
     world = World(5, "separate", 3, 4, 60, 0.2, dtype)
     for _ in range(rollouts):
         world.play()
@@ -246,7 +246,7 @@ def world_slots(world):
     return [t % world.replay.slots for t in range(total - world.horizon, total)]
 
 
-def test_bfloat16_and_bytes_take_what_was_said():
+def test_bfloat16_and_bytes_take_the_stated_memory():
     world = World(0, "separate", 4, 2, 64, 0.1, "bfloat16")
     replay = world.replay
     assert replay.obs["policy"].dtype == torch.bfloat16 and replay.obs["image"].dtype == torch.uint8
@@ -274,7 +274,7 @@ def test_a_ring_of_other_sizes_is_refused():
         ReplayConfig(capacity=64).build(world.spec, A).load_state_dict(world.replay.state_dict())
 
 
-def test_more_than_the_memory_there_is_is_refused_before_it_is_taken():
+def test_more_than_the_available_memory_is_refused_before_it_is_allocated():
     spec = World(0, "separate", 2, 4, 32, 0.1).spec
     capacity = 2 * device_memory(torch.device("cpu")) // 30
     with pytest.raises(

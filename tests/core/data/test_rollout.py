@@ -5,7 +5,7 @@ from canter.core.data.rollout import Rollout, as_sequences
 from canter.core.specs import Discrete, EnvSpec, Step, TensorSpec
 
 
-def test_rows_of_length_one_are_numbered_t_times_n_plus_n():
+def test_sequences_of_length_one_are_numbered_t_times_n_plus_n():
     x = torch.arange(12).view(4, 3)
     assert as_sequences(x, 1).tolist() == [list(range(12))]
 
@@ -24,17 +24,17 @@ def restarts(final_obs, **flags):
 
 
 @pytest.mark.parametrize("final_obs", ["separate", "unknown"])
-def test_an_episode_begins_after_an_end_or_after_a_row_that_was_none(final_obs):
+def test_an_episode_starts_after_an_end_or_an_invalid_step(final_obs):
     valid, terminated, truncated = [True, True, False, True], [True, False, False, False], [False, True, False, False]
     assert restarts(final_obs, valid=valid, terminated=terminated, truncated=truncated) == [True, True, True, False]
 
 
-def test_where_the_last_observation_has_a_row_of_its_own_that_row_still_belongs_to_the_episode():
+def test_a_separate_step_with_the_last_observation_belongs_to_the_episode():
     valid, terminated, truncated = [True, True, False, True], [True, False, False, False], [False, True, False, False]
     assert restarts("in_place", valid=valid, terminated=terminated, truncated=truncated) == [False, False, True, False]
 
 
-def test_where_the_last_observation_is_lost_none_is_stored_and_the_next_row_begins_an_episode():
+def test_a_lost_last_observation_is_not_stored_and_the_next_step_starts_an_episode():
     spec = EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), 2, final_obs="unknown")
     obs, no = {"policy": torch.ones(2, 1)}, torch.zeros(2, dtype=torch.bool)
     rollout = Rollout.allocate(1, obs, (), spec)
@@ -50,7 +50,7 @@ def test_a_misspelt_place_of_the_last_observation_is_refused():
         EnvSpec({"policy": TensorSpec((1,))}, Discrete(2), 2, final_obs="seperate")
 
 
-def test_groups_are_written_by_name_whatever_their_order():
+def test_groups_are_written_by_name_in_any_order():
     spec = EnvSpec({"a": TensorSpec((1,)), "b": TensorSpec((1,))}, Discrete(2), 1)
     obs = {"a": torch.zeros(1, 1), "b": torch.ones(1, 1)}
     rollout = Rollout.allocate(1, obs, (), spec)

@@ -1,4 +1,4 @@
-"""The parents' runners as a rank: `torchrun facades.py FOLDER` leaves their files there and prints what was learned."""
+"""The source libraries' runners as a rank: `torchrun facades.py FOLDER` writes their files and prints the result."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""One file holds a whole policy, and whatever happens to the file is found out before anything acts on it."""
+"""One file holds a whole policy, and any damage to it is found before it is used."""
 
 import io
 import json
@@ -108,7 +108,7 @@ def trained(case="gaussian"):
 
 
 def actions(policy, spec, *, deterministic):
-    """Six steps of N environments, some of which begin anew on the way."""
+    """Six steps of N environments, some of which restart on the way."""
     generator, state, seen = torch.Generator().manual_seed(4), policy.initial_state(N), []
     for step in range(6):
         reset = torch.tensor([step == 0, step in (0, 3), step == 0])
@@ -188,7 +188,7 @@ def test_of_a_run_folder_the_best_then_the_final_then_the_newest_policy_is_meant
     assert load_critic(tmp_path).value(observations(algorithm.policy.spec, 0))[0].shape == (N,)
 
 
-def test_what_is_not_there_is_said(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     with pytest.raises(NoPolicy, match=r"there is no policy .*nowhere"):
         load_policy(tmp_path / "nowhere.safetensors")
     with pytest.raises(NoPolicy, match="final_critic"):

@@ -1,4 +1,4 @@
-"""Every kernel against the plain function that defines it, on fresh random inputs; float64 is the judge.
+"""Every kernel against the plain function that defines it, on fresh random inputs; float64 is the reference.
 
 With Triton's interpreter (`TRITON_INTERPRET=1`) they run on a CPU as well.
 """

@@ -1,4 +1,4 @@
-"""Kernels over the rows of a rollout against the plain functions that define them; float64 is the judge."""
+"""Kernels over the steps of a rollout against the plain functions that define them, in float64."""
 
 import importlib
 
@@ -50,7 +50,7 @@ def test_moments(shape, dtype, share):
 
 
 @pytest.mark.parametrize("shape", [(), (5,), (300,)])
-def test_a_normaliser_takes_up_finite_rows_and_nothing_else(shape):
+def test_a_normaliser_counts_finite_samples_only(shape):
     plain, ours = Normalizer(shape), Normalizer(shape).to(DEVICE)
     for scale in (1.0, 100.0, torch.nan, torch.inf, 3.0):
         x, mask = 5.0 + torch.randn(200, *shape), torch.rand(200) < 0.7

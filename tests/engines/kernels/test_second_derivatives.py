@@ -1,4 +1,4 @@
-"""The gradient of a gradient penalty through kernels is that of the plain functions; float64 is the judge."""
+"""The gradient of a gradient penalty through kernels is that of the plain functions, in float64."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Whole networks in one launch, and a whole minibatch, against the plain functions; float64 is the judge."""
+"""Whole networks in one launch, and a whole minibatch, against the plain functions, in float64."""
 
 import itertools
 

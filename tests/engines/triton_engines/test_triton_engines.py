@@ -97,7 +97,7 @@ SETTINGS = {
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("name", ["triton", "triton_layers"])
-def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatch, name, settings):
+def test_an_engine_computes_the_gradients_of_the_definition(all_kernels, monkeypatch, name, settings):
     from canter.engines.triton.engine import LayersEngine, NetworksEngine
 
     algorithm, batch = learned(**settings)
@@ -116,7 +116,7 @@ def test_an_engine_gives_the_gradients_of_the_definition(all_kernels, monkeypatc
     [{"kl": "rl_games"}, {"obs_statistics": "minibatch"}, {"kl": "rl_games", "obs_statistics": "minibatch"}],
     ids=str,
 )
-def test_rl_games_kl_and_moving_statistics_beside_the_kernels(all_kernels, monkeypatch, settings):
+def test_rl_games_kl_and_updated_statistics_with_the_kernels(all_kernels, monkeypatch, settings):
     """Two minibatches with rows in common: the second KL is measured from what the first one saw."""
     from canter.engines.triton.engine import LayersEngine
 

@@ -1,4 +1,4 @@
-"""Planted culprits: a run meets NaN or infinity, and the box that it leaves names who made it."""
+"""Planted culprits: a run stops at NaN or infinity, and its black box names the source."""
 
 import math
 from dataclasses import dataclass, replace
@@ -55,7 +55,7 @@ class Divides(Pendulum):
 
 
 def run(tmp_path, config, env=None, prepare=lambda trainer: None, iterations=6):
-    """Train until it fails or is done; gives the box."""
+    """Train until it fails or is done; return the box."""
     try:
         with Trainer(config, env=env, folder=RunFolder(tmp_path, settings="seed: 0\n")) as trainer:
             trainer.learn(2)
@@ -80,7 +80,7 @@ def test_a_division_in_an_environment(kind, row, at, tmp_path):
 
 
 @pytest.mark.parametrize("engine", ["native", "autograd"])
-def test_a_division_beside_a_policy_with_memory_and_by_each_engine(engine, tmp_path):
+def test_a_division_with_a_recurrent_policy_and_each_engine(engine, tmp_path):
     memory = NetworkConfig(hidden=(8,), rnn=RNNConfig(cell="lstm", hidden=8) if engine == "autograd" else None)
     config = replace(CONFIG, algorithm=replace(CONFIG.algorithm, model=ModelConfig(policy=memory), sequence_length=4))
     config = replace(config, execution=ExecutionConfig(engine=engine))
@@ -113,7 +113,7 @@ def test_without_the_environment_it_is_still_named_which_and_when(tmp_path):
     assert (found.kind, found.env, found.step) == ("environment", 2, 21)
 
 
-def test_a_replay_gives_the_same_bits(tmp_path):
+def test_a_replay_returns_the_same_bits(tmp_path):
     box, _ = run(tmp_path, CONFIG, Divides())
     first, second = explain(CONFIG, box, Divides()), explain(CONFIG, box, Divides())
     assert first == second
@@ -157,7 +157,7 @@ def test_a_root_in_a_users_reward(row, log_every, tmp_path, caplog):
 @pytest.mark.parametrize("at", [33, 40, 52, 63], ids=lambda at: f"iteration {at // HORIZON + 1}")
 @pytest.mark.parametrize("kind", ["reward", "state"])
 def test_a_rollout_that_later_ones_have_overwritten_is_kept(kind, at, tmp_path):
-    """As on a GPU, where the host learns of it when it reads, here after iterations 2, 4, 8 and so on."""
+    """The host reads late, as on a GPU: here after iterations 2, 4, 8 and so on."""
     config = replace(CONFIG, log_every=4)
 
     def late(trainer):

@@ -119,7 +119,7 @@ class TestSeats:
         with pytest.raises(RuntimeError, match=r"no opponents yet; call adapt\(policy\)"):
             env.step(full(0))
 
-    def test_opponents_with_memory_start_every_game_afresh(self):
+    def test_recurrent_opponents_start_every_game_with_a_reset_state(self):
         env, algorithm = higher(rounds=3, rnn=RNNConfig(hidden=5))
         env.reset(seed=0)
         env.adapt(algorithm.policy)
@@ -192,7 +192,7 @@ class TestSettings:
             SelfPlayEnv(tensor_envs["rps"](12), SelfPlayConfig(num_opponents=8), seed=0)
 
     @pytest.mark.parametrize(("name", "agents"), [("rendezvous", 3), ("cartpole", 1)])
-    def test_what_is_no_game_of_two_is_refused(self, name, agents):
+    def test_games_without_two_players_are_refused(self, name, agents):
         with pytest.raises(ValueError, match=f"two-player game, and tensor:{name} has num_agents={agents}"):
             SelfPlayEnv(tensor_envs[name](8), SelfPlayConfig(), seed=0)
 
@@ -210,7 +210,7 @@ def config(iterations):
 
 
 class TestRuns:
-    def test_metrics_tell_elo_and_pool(self):
+    def test_metrics_contain_elo_and_pool(self):
         rows = []
         algorithm = train(config(6), lambda report: rows.append(report.row()))
         assert [row["self_play/pool_size"] for row in rows] == [1, 2, 2, 3, 3, 3]
@@ -218,7 +218,7 @@ class TestRuns:
         assert rows[-1]["env_steps"] == 6 * 64  # the learner's own steps
         assert algorithm.policy.spec.num_envs == 16
 
-    def test_an_interrupted_run_goes_on_bit_for_bit(self, tmp_path):
+    def test_an_interrupted_run_continues_bit_for_bit(self, tmp_path):
         whole = train(config(7), folder=RunFolder(tmp_path / "whole", CheckpointConfig()))
         train(config(3), folder=RunFolder(tmp_path / "parts", CheckpointConfig()))
         parts = train(config(7), folder=RunFolder(tmp_path / "parts", CheckpointConfig()))
@@ -228,7 +228,7 @@ class TestRuns:
         elos = [[line.partition('"self_play/elo": ')[2].partition(",")[0] for line in log] for log in logs]
         assert elos[0] == elos[1] and len(elos[0]) == 7
 
-    def test_where_games_cannot_be_saved_they_start_anew_and_the_opponents_stay(self, tmp_path, caplog):
+    def test_games_that_cannot_be_saved_restart_and_the_opponents_stay(self, tmp_path, caplog):
         class OnTheHost:
             def __init__(self):
                 games = tensor_envs["rps"](16, rounds=3)
