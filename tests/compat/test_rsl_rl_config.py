@@ -144,7 +144,7 @@ def test_symmetry_becomes_the_extension_and_asks_for_mirrors():
     (symmetry,) = imported.config.algorithm.extensions
     assert (symmetry.augment, symmetry.mirror_loss, symmetry.old_log_prob) == (True, 0.2, "repeated")
     assert any("EnvSpec.symmetries" in entry.why for entry in imported.report.of("changed"))
-    with pytest.raises(ValueError, match="Pendulum-v1 declares none; give"):
+    with pytest.raises(ValueError, match="Pendulum-v1 declares none; set"):
         Trainer(imported.config)
     logged = import_config(changed(RSL_RL, {"algorithm.symmetry_cfg": section | dict.fromkeys(section, False)}))
     assert logged.config.algorithm.extensions == ()

@@ -292,4 +292,4 @@ def test_a_checkpoint_becomes_a_run_that_continues(tmp_path, capsys):
     assert "ended by until.iterations" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         main(["import", str(tmp_path / "model_30.pt"), "--output", run])
-    assert "give --config too" in capsys.readouterr().err
+    assert "add --config" in capsys.readouterr().err

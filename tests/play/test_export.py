@@ -189,7 +189,7 @@ def test_a_file_that_differs_is_refused_and_leaves_nothing(tmp_path, monkeypatch
 
 def test_nothing_is_overwritten(tmp_path):
     (tmp_path / "policy.pt2").write_text("mine")
-    with pytest.raises(ExportError, match=r"policy.pt2 exists already"):
+    with pytest.raises(ExportError, match=r"policy.pt2 already exists"):
         write("gaussian-rescale", "torch", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["policy.pt2"]
 

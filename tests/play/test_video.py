@@ -86,7 +86,7 @@ def test_a_gif_is_made_when_the_name_asks_for_one(tmp_path):
     ("name", "options", "message"),
     [
         ("a.avi", {}, "a video file ends in .mp4 or .gif, not '.avi'"),
-        ("old.mp4", {}, "old.mp4 exists already"),
+        ("old.mp4", {}, "old.mp4 already exists"),
         ("a.mp4", {"render_mode": None}, 'returned no picture; make it with the option render_mode="rgb_array"'),
         ("a.mp4", {"fails_at": 3}, r"cannot be rendered here \(the screen is broken\)"),
     ],

@@ -104,7 +104,7 @@ def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, st
     report = path.with_name(f"{path.name}.json")
     for file in (path, report):
         if file.exists():
-            raise ExportError(f"{file} exists already; remove it or export to another name")
+            raise ExportError(f"{file} already exists; remove it or export to another name")
     function = _Function(policy)
     inputs = function.select(obs, state)
     if _batch_size(inputs) < 2:  # torch would treat an axis of length 1 as constant

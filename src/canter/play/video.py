@@ -224,7 +224,7 @@ def check_video(env: Env, path: Path) -> Renderable:
     if path.suffix not in _OPTIONS:
         raise CannotRender(f"{path}: a video file ends in {' or '.join(_OPTIONS)}, not {path.suffix!r}")
     if path.exists():
-        raise CannotRender(f"{path} exists already; remove it or choose another name")
+        raise CannotRender(f"{path} already exists; remove it or choose another name")
     if not isinstance(env, Renderable):
         hint = "Gymnasium environments can, and others that have a method `render`"
         raise CannotRender(f"{env.spec.env_id} cannot be rendered; {hint}")

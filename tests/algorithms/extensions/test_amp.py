@@ -339,11 +339,11 @@ def test_settings_work_in_files_and_are_refused_by_name():
             from_plain({"algorithm": {"extensions": [{"kind": "amp", **wrong}]}}, canter.TrainConfig())
     for amp, env, message in (
         ({"motions": ()}, None, "motions names no clips"),
-        ({}, Swimmer(4), r"obs_group names 'motion', which the environment does not show"),
+        ({}, Swimmer(4), r"obs_group names 'motion', which the environment does not return"),
         ({"obs_group": "policy"}, None, "'policy' is none that the environment compares with clips"),
         ({"frames": 600}, None, r"lasts 10 s, 600 frames take 11\.98 s"),
         ({"columns": ("dof_positions/joint_1",), "obs_group": "motion"}, None, "has 9 components, clips have 1"),
-        ({}, Counts(), r"does not say how clips look to it \(EnvSpec\.motion\): give columns and time_step"),
+        ({}, Counts(), r"does not declare how to observe clips \(EnvSpec\.motion\): set columns and time_step"),
     ):
         with pytest.raises(ValueError, match=message):
             build(amp, env=env)

@@ -319,7 +319,7 @@ class TestBonusValue:
 
         algorithm, collector = build({}, bonus_value=canter.BonusValueConfig())
         algorithm.extensions.each = torch.nn.ModuleList([Silent()])
-        with pytest.raises(ValueError, match="if, and only if, there is a bonus_value"):
+        with pytest.raises(ValueError, match="a separate exploration bonus needs bonus_value"):
             algorithm.update(collector.collect())
 
     def test_the_critic_file_holds_the_head_of_the_reward(self, tmp_path):

@@ -203,7 +203,7 @@ def test_symmetries_are_chosen_and_combined_by_name():
     assert [image.name for image in algorithm.extensions.each[0].each] == ["front-back"]
     with pytest.raises(ValueError, match=r"use names 'front': did you mean front-back\?"):
         build("tensor:quadrotor", use=("front",))
-    with pytest.raises(ValueError, match=r"tensor:pendulum declares none; give algorithm\.extensions\[\]\.mirrors"):
+    with pytest.raises(ValueError, match=r"tensor:pendulum declares none; set algorithm\.extensions\[\]\.mirrors"):
         build("tensor:pendulum")
 
 

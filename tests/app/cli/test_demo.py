@@ -30,7 +30,7 @@ def test_the_demo_keeps_a_folder_that_exists(empty_folder, run_canter):
     finished = run_canter("demo")
     assert finished.code == 2
     assert finished.err.splitlines() == [
-        "canter: runs/demo exists already and is kept; to run the demo again: canter demo --folder runs/demo-2"
+        "canter: runs/demo already exists and is kept; to run the demo again: canter demo --folder runs/demo-2"
     ]
     assert not list((empty_folder / "runs" / "demo").iterdir())
 

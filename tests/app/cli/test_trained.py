@@ -164,7 +164,7 @@ def test_the_reward_per_step_of_an_endless_task_is_printed(tmp_path, say):
         (["eval", "first", "--policy", "bst"], "no such policy in runs/first: did you mean best"),
         (["eval", "runs/first/policies/best.safetensors", "--policy", "final"], "two policies"),
         (["eval", "first", "--episodes", "0"], "argument --episodes: '0' is not an integer above 0"),
-        (["eval", "first", "--json", "old"], "--json old exists already"),
+        (["eval", "first", "--json", "old"], "--json old already exists"),
         (["eval", "first", "--seed", "-1"], "seed=-1"),
         (["eval", "first", "--device", "gpu"], "device: 'gpu' is no device"),
         (["eval", "runs/first/config.yaml"], "config.yaml cannot be used"),
@@ -181,10 +181,10 @@ def test_the_reward_per_step_of_an_endless_task_is_printed(tmp_path, say):
         (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be rendered; Gymnasium environments can"),
         (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video file ends in .mp4 or .gif"),
         (["export", "first", "--output", "a.bin"], "--output a.bin: must end in .onnx or .pt2 or .pt or .pth"),
-        (["export", "first", "--output", "old.onnx"], "old.onnx exists already"),
+        (["export", "first", "--output", "old.onnx"], "old.onnx already exists"),
         (["play", "first", "--viewer", "viser"], "--viewer viser shows only environments of mjlab (mjlab:TASK)"),
         (["play", "first", "--viewer", "vizer"], "argument --viewer: unknown name 'vizer'"),
-        (["play", "first", "--viewer", "viser", "--video", "a.mp4"], "--viewer viser and --video a.mp4: give one of"),
+        (["play", "first", "--viewer", "viser", "--video", "a.mp4"], "--viewer viser and --video a.mp4: pass only one"),
     ],
 )
 def test_bad_input_gets_one_clear_line(run, say, arguments, message, tmp_path):

@@ -72,7 +72,7 @@ def test_it_takes_every_kind_of_environment_and_leaves_a_whole_run(what, env_id,
 
 def test_one_instance_says_that_one_is_stepped(capsys):
     canter.train(Walk(), **SMALL)
-    assert "One environment was given, so one is stepped" in capsys.readouterr().out
+    assert "Only this one environment is stepped" in capsys.readouterr().out
 
 
 def test_a_wrong_object_is_named_with_what_is_expected():

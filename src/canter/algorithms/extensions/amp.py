@@ -131,11 +131,11 @@ class AMPConfig:
             candidates = [*declared.observe, "amp"]
             name = next((key for key in candidates if key in spec.obs), candidates[0])
         if name not in spec.obs:
-            raise UserError(f"amp: obs_group names {name!r}, which the environment does not show: "
+            raise UserError(f"amp: obs_group names {name!r}, which the environment does not return: "
                              f"{nearest(name, spec.obs)}")  # fmt: skip
         if spec.motion is None and (self.columns is None or self.time_step is None):
             raise UserError(
-                f"amp: {spec.env_id or 'this environment'} does not say how clips look to it (EnvSpec.motion): give "
+                f"amp: {spec.env_id or 'this environment'} does not declare how to observe clips (EnvSpec.motion): set "
                 "columns and time_step"
             )
         if self.columns is None and name not in declared.observe:

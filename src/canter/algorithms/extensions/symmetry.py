@@ -86,7 +86,7 @@ class SymmetryConfig:
         declared |= {mirror.name: mirror.build() for mirror in self.mirrors}
         if not declared:
             raise UserError(
-                f"symmetry: {spec.env_id or 'this environment'} declares none; give algorithm.extensions[].mirrors, or "
+                f"symmetry: {spec.env_id or 'this environment'} declares none; set algorithm.extensions[].mirrors, or "
                 "EnvSpec.symmetries in the environment"
             )
         for name in self.use or ():

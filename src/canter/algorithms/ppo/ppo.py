@@ -216,7 +216,7 @@ class PPO(Algorithm[PPORecord]):
         """Update the reward statistics and return the rollout with the rewards to learn from."""
         rollout = self.extensions.reward(self.rewards(rollout))
         if (rollout.bonus is None) != (self.config.bonus_value is None):
-            raise UserError("extensions give bonuses apart from the reward if, and only if, there is a bonus_value")
+            raise UserError("a separate exploration bonus needs bonus_value, and bonus_value needs such a bonus")
         return rollout
 
     @torch.no_grad()

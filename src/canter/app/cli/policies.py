@@ -156,7 +156,7 @@ def eval_command(arguments: argparse.Namespace) -> None:
     """Evaluate a policy over many episodes."""
     file = None if arguments.json in (None, STDOUT) else Path(arguments.json)
     if file is not None and file.exists():
-        raise UsageError(f"--json {file} exists already; remove it or choose another name")
+        raise UsageError(f"--json {file} already exists; remove it or choose another name")
 
     def adapt(env: EnvConfig) -> EnvConfig:
         if arguments.average is not None:
@@ -249,7 +249,7 @@ def play_command(arguments: argparse.Namespace) -> None:
     if arguments.caption and video is None:
         raise UsageError("--caption goes below the pictures of a video: add --video FILE.mp4")
     if arguments.viewer is not None and video is not None:
-        raise UsageError(f"--viewer {arguments.viewer} and --video {video}: give one of them")
+        raise UsageError(f"--viewer {arguments.viewer} and --video {video}: pass only one of them")
     noisy = arguments.stochastic or arguments.override_std is not None
     if video is not None:
         draw_without_display()

@@ -106,7 +106,7 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     """Convert a checkpoint to a run folder; `--config` names the settings of its training."""
     for flag in ("config", "env", "output"):
         if getattr(arguments, flag) is None:
-            raise UsageError(f"{arguments.file} is a checkpoint, which holds no settings: give --{flag} too")
+            raise UsageError(f"{arguments.file} is a checkpoint, which holds no settings: add --{flag}")
     arguments.parity = True  # weights that were trained with the library's exact numbers continue with them
     imported = import_settings(arguments, arguments.config, arguments.env, arguments.num_envs)
     print(imported.report.text(), file=sys.stderr)

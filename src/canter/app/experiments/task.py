@@ -50,7 +50,7 @@ def task_of(given: Any, device: str = "cpu") -> Task:
         return Task(_unnamed(given.unwrapped), GymnasiumEnv(given, device=device), UNNAMED)
     if isinstance(given, gymnasium.Env):
         single = SyncVectorEnv([lambda: given], autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP)
-        note = "One environment was given, so one is stepped; to step many, pass its class or a function that makes it"
+        note = "Only this one environment is stepped; to step many, pass its class or a function that makes it"
         return Task(_unnamed(given.unwrapped), GymnasiumEnv(single, device=device), f"{note}. {UNNAMED}")
     if isinstance(given, Env) and not isinstance(given, type):
         name = given.spec.env_id
