@@ -98,6 +98,7 @@ VARIED = {
     "model.policy.normalizer.eps_on": ("std", {"model.policy.normalizer.eps": 0.1}),
     "model.policy.normalizer.clip": (0.1, {}),
     "model.policy.normalizer.prior_count": (5.0, {}),
+    "model.policy.normalizer.variance": ("sample", {}),
     "model.policy.precision": ("bfloat16", {}),
     "model.policy.cnn.kind": ("impala", IMAGES | {"model.policy.cnn.depths": [2]}),
     "model.policy.cnn.depths": ([3], IMAGES | {"model.policy.cnn.kind": "impala"}),
@@ -131,6 +132,7 @@ VARIED = {
     "model.value_normalizer.eps_on": ("std", {"model.value_normalizer.eps": 0.5}),
     "model.value_normalizer.clip": (0.1, {"model.value_normalizer.rescale": False}),
     "model.value_normalizer.prior_count": (9.0, {}),
+    "model.value_normalizer.variance": ("sample", {}),
     "model.value_normalizer.rescale": (False, {}),
     "model.value_normalizer.of": ("values_and_returns", {}),
 }
@@ -148,6 +150,8 @@ VARIED |= {
     f"{RATE}.kind": ("adaptive_kl", LINEAR),
     f"{RATE}.start": (0.02, LINEAR),
     f"{RATE}.end": (0.005, LINEAR),
+    f"{RATE}.begin_at": (0.4, LINEAR),
+    f"{RATE}.end_at": (0.4, LINEAR),
     f"{RATE}.target_kl": (1e-8, ADAPTIVE),
     f"{RATE}.every": ("minibatch", ADAPTIVE),
     f"{RATE}.factor": (3.0, ADAPTIVE),
@@ -174,6 +178,8 @@ NOT_VARIED = {
     "model.policy": "one key for a whole network",
     "model.critic": "one key for a whole network",
     "model.policy.kind": "kinds of networks are registered by users",
+    "model.policy.module": "a network of the user's own",
+    "model.policy.arguments": "a network of the user's own",
     "model.policy.rnn": "one key for all of memory",
 }
 
