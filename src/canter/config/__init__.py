@@ -12,7 +12,6 @@ from canter.algorithms.base import AnyAlgorithmConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.core.registry import UserError
 from canter.play.callbacks import EvaluateConfig, EvaluationCallback, HallOfFameCallback, VideoCallback, VideoConfig
-from canter.runs.records import by_average
 from canter.training.config import RunConfig, Watcher
 
 
@@ -33,12 +32,6 @@ class TrainConfig(RunConfig):
         if self.checkpoints.best_by == "evaluation" and self.evaluate.every is None:
             raise UserError("checkpoints.best_by=evaluation needs evaluations: set evaluate.every")
 
-    @property
-    def by_average(self) -> bool:
-        """True if runs are scored by reward per unit of time instead of the return of episodes."""
-        objective = vars(self.algorithm).get("objective")
-        return by_average({"algorithm.objective": objective, "checkpoints.best_by": self.checkpoints.best_by})
-
     def watchers(self, folder: Path | None) -> list[Watcher]:
         """Return the periodic tasks of a run in `folder`: evaluations, videos, the hall of fame."""
         made: list[Watcher] = []
@@ -46,6 +39,6 @@ class TrainConfig(RunConfig):
             made.append(EvaluationCallback(self.evaluate, self.env, self.device, self.seed))
         if self.video.every is not None:
             made.append(VideoCallback(self.video, self.env, self.device, self.seed, folder))
-        if self.checkpoints.best and self.checkpoints.best_by == "lta" and folder is not None:
+        if self.checkpoints.best and self.checkpoint_schedule.best_by == "lta" and folder is not None:
             made.append(HallOfFameCallback(self.env, self.seed, folder))
         return made

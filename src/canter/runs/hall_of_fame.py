@@ -7,9 +7,10 @@ the best of many checkpoints would be a lucky one. Every run plays its own episo
 error says how certain a mean is; a lead within twice the standard error of the difference is
 reported as possible noise. Another number of episodes is another problem.
 
-If episodes never end, or the score is the long-run average (`checkpoints.best_by: lta`), the
-problem has two further halls: by the average of the final policy without noise, and by that of the
-best policy during training, which a run enters as it improves and where each run has one entry.
+If episodes never end, or the score is the long-run average (`algorithm.objective: average` or
+`checkpoints.best_by: lta`), the problem has two other halls instead: by the average of the final
+policy without noise, and by that of the best policy during training, which a run enters as it
+improves and where each run has one entry.
 
     runs/hall_of_fame/CartPole-v1-1f3a9c02/index.json
     runs/hall_of_fame/CartPole-v1-1f3a9c02/<run>-<hash>.safetensors

@@ -55,10 +55,10 @@ class CheckpointConfig:
     policy file."""
     best: bool = True
     """Keep the best policy."""
-    best_by: Literal["return", "lta", "evaluation"] = "return"
+    best_by: Literal["return", "lta", "evaluation"] | None = None
     """Score of the best policy: mean return of the last 100 episodes (`return`), raw reward per
     unit of time in the last 20 rollouts (`lta`), or mean return of an evaluation (`evaluation`,
-    needs `evaluate.every`)."""
+    needs `evaluate.every`); null for `lta` with the objective `average`, otherwise `return`."""
 
     def __post_init__(self) -> None:
         """Raise UserError for values outside their range."""
@@ -127,7 +127,7 @@ class RunFolder:
         """Save checkpoints and policies by these settings."""
         self.config = checkpoints
         self.store = CheckpointStore(self.path / CHECKPOINTS, keep_last=checkpoints.keep_last)
-        self.policies = Policies(self.path / POLICIES, checkpoints.best_by)
+        self.policies = Policies(self.path / POLICIES, checkpoints.best_by or "return")
 
     def adopt(self, config: Any, notify: Callable[[str], Any] = logger.warning) -> None:
         """Take the settings of a run, and its schedule of checkpoints, if the folder was made without any.
@@ -137,7 +137,7 @@ class RunFolder:
         """
         if not self._own_schedule:
             self._own_schedule = True
-            self._schedule(config.checkpoints)
+            self._schedule(config.checkpoint_schedule)
         if self.settings is not None:
             return
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from canter.algorithms.base import AnyAlgorithmConfig
 from canter.core.registry import UserError
 from canter.envs import EnvConfig
 from canter.nn.schedules import schedules
+from canter.runs.records import by_average
 from canter.runs.run_folder import CheckpointConfig
 from canter.training.execution import ExecutionConfig
 from canter.training.progress import Report, SuccessConfig, UntilConfig
@@ -64,6 +65,18 @@ class RunConfig:
     written."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When checkpoints are saved, and how many are kept."""
+
+    @property
+    def by_average(self) -> bool:
+        """True if runs are scored by reward per unit of time instead of the return of episodes."""
+        objective = vars(self.algorithm).get("objective")
+        return by_average({"algorithm.objective": objective, "checkpoints.best_by": self.checkpoints.best_by})
+
+    @property
+    def checkpoint_schedule(self) -> CheckpointConfig:
+        """`checkpoints` with the score of the best policy; without one, the objective chooses it."""
+        best_by = self.checkpoints.best_by or ("lta" if self.by_average else "return")
+        return replace(self.checkpoints, best_by=best_by)
 
     def watchers(self, folder: Path | None) -> list[Watcher]:
         """Return the watchers of the run; `folder` is the run's."""

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from canter.app.experiments import session
 from canter.app.report import write_report
 from canter.app.report.data import aggregate_curve, goal_of, group_runs, read_run
 from canter.app.report.sections import final_tile
+from canter.nn.policy_file import read_policy_file
 from canter.runs.records import read_record, score_value
 
 SETTINGS: Any = {"env.options": {"max_episode_steps": 50}, "num_envs": 4, "console": "lines", "total_steps": 2_000}
@@ -82,6 +84,24 @@ def test_the_console_shows_the_average():
     assert ProgressTracker({"algorithm": {"objective": "average"}}).by_average
     assert ProgressTracker({"checkpoints": {"best_by": "lta"}}).by_average
     assert not ProgressTracker({"algorithm": {"objective": "discounted"}}).by_average
+
+
+def test_the_objective_chooses_the_best_policy(runs):
+    rows = [json.loads(line) for line in (runs / "average/metrics.jsonl").read_text().splitlines()]
+    best, _ = read_policy_file(runs / "average/policies/best.safetensors")
+    assert best.lta == max(row["lta/mean"] for row in rows if row.get("lta/mean") is not None)
+    assert canter.TrainConfig().checkpoint_schedule.best_by == "return"
+    average = canter.TrainConfig(algorithm=canter.PPOConfig(objective="average"))
+    assert average.checkpoint_schedule.best_by == "lta"
+    asked = replace(average, checkpoints=canter.CheckpointConfig(best_by="return"))
+    assert asked.checkpoint_schedule.best_by == "return"
+
+
+def test_a_final_policy_enters_one_hall_of_fame(runs):
+    problems = [json.loads(index.read_text()) for index in runs.glob("hall_of_fame/*/index.json")]
+    final = [hall for hall in problems if hall["problem"].get("average") != "training"]
+    entered = sorted((entry["run"], "average" in hall["problem"]) for hall in final for entry in hall["entries"])
+    assert entered == [("average", True), ("discounted", False)]
 
 
 def test_a_score_without_an_average_is_the_mean_return():

@@ -144,7 +144,7 @@ def shared_folder(arguments: argparse.Namespace, config: TrainConfig) -> RunFold
     It is new, unless torchrun restarts the ranks or `--resume-if-present` finds a run of that name.
     """
     if distributed.rank() > 0:
-        return RunFolder(broadcast_value(None), config.checkpoints, settings=dump_config(config))
+        return RunFolder(broadcast_value(None), config.checkpoint_schedule, settings=dump_config(config))
     existing = world.load_value(RUN)
     if existing is None and arguments.resume_if_present:
         path = arguments.run_dir / arguments.name

@@ -34,7 +34,7 @@ def new_run(root: Path, name: str | None, config: TrainConfig) -> RunFolder:
     """Make the folder of a new run; call it once environment and settings are known to work."""
     check_name(root, name)
     path = claim_folder(root, f"{config.env.id}-seed{config.seed}") if name is None else root / name
-    return RunFolder(path, config.checkpoints, settings=dump_config(config))
+    return RunFolder(path, config.checkpoint_schedule, settings=dump_config(config))
 
 
 def open_run(
@@ -49,7 +49,7 @@ def open_run(
     """Return the folder of a run that is resumed with `config`, and whose file has the settings `stored`."""
     check = ChangeCheck(path, config, stored, accept_edits, notify)
     settings = dump_config(config)
-    return RunFolder(path, config.checkpoints, settings=settings, examine=check, from_scratch=from_scratch)
+    return RunFolder(path, config.checkpoint_schedule, settings=settings, examine=check, from_scratch=from_scratch)
 
 
 def claim_folder(root: Path, title: str) -> Path:

@@ -295,12 +295,11 @@ def final_score(
         return result, text
     low, high = result.confidence_interval
     record = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": episodes}
-    text = f"{text}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
     if config.by_average:
         uncut = env if config.env.reset_steps is None else None
         return result, f"{average_score(config, policy, run, uncut, record)}\n{text}"
     write_score(run, record)
-    return result, text
+    return result, f"{text}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
 
 
 def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None, record: dict[str, Any]) -> str:
