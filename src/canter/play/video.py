@@ -34,6 +34,11 @@ VIEWERS = {"native": "NativeMujocoViewer", "viser": "ViserPlayViewer"}
 """mjlab's viewer classes by the name that `canter play --viewer` takes."""
 VIEWER_HINT = "--viewer viser shows it in a browser, --video FILE.mp4 records it"
 
+RENDER_HINT = (
+    'take render_mode in its __init__, list "rgb_array" in metadata["render_modes"], and return an array '
+    "[H, W, 3] of uint8 from render(); without pictures: leave out --video"
+)
+
 
 class CannotRender(UserError):
     """An environment without pictures, or a file that cannot hold a video."""
@@ -95,6 +100,8 @@ class Recorder:
             pictures = self.env.render()
         except ImportError:
             raise
+        except NotImplementedError as error:
+            raise CannotRender(f"{self.env_id} has no pictures: {RENDER_HINT}") from error
         except Exception as error:  # a missing OpenGL raises different errors on different systems
             hint = "install EGL or OSMesa and set MUJOCO_GL=egl or MUJOCO_GL=osmesa"
             raise CannotRender(
@@ -251,7 +258,7 @@ def pictures_explained() -> Iterator[None]:
     except TypeError as error:
         if "render_mode" not in str(error):
             raise
-        raise CannotRender(f"this environment cannot be rendered ({error})") from error
+        raise CannotRender(f"this environment cannot be rendered ({error}); {RENDER_HINT}") from error
 
 
 def has_display() -> bool:

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from canter.app.check.random_rollout import ENOUGH_STEPS, random_actions, run_random_actions
+from canter.app.check.random_rollout import ENOUGH_STEPS, run_random_actions
 from canter.core.specs import (
     ACTION_MASK,
     Continuous,
@@ -16,6 +16,7 @@ from canter.core.specs import (
 )
 from canter.envs.contract import check_obs, check_step
 from canter.envs.tensor import CartPole
+from canter.play.agents import random_actions
 
 INF = float("inf")
 

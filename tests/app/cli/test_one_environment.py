@@ -8,13 +8,14 @@ import torch
 from gymnasium.envs.classic_control import CartPoleEnv
 
 from canter.app.check.before_run import environment_for
-from canter.app.check.random_rollout import random_actions, run_random_actions
+from canter.app.check.random_rollout import run_random_actions
 from canter.app.cli import main
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
 from canter.core.specs import reset_is_clean
 from canter.envs import EnvConfig
 from canter.envs.tensor import tensor_envs
+from canter.play.agents import random_actions
 from canter.play.evaluation import evaluate
 from canter.training.trainer import train
 

@@ -198,7 +198,8 @@ def test_bad_input_gets_one_clear_line(run, say, arguments, message, tmp_path):
 
 def test_playing_without_a_display_says_so_and_offers_a_video(run, say):
     printed = say("play", "first", "--env", "CartPole-v1", "--episodes", 2)
-    assert "no display here, so it is played without a picture (--video FILE.mp4 records one)" in printed.err
+    reason = "no window: neither DISPLAY nor WAYLAND_DISPLAY is set"
+    assert f"{reason}, so it is played without a picture (--video FILE.mp4 records one)" in printed.err
     assert "Playing runs/first/policies/best.safetensors in CartPole-v1, without noise" in printed.out
     assert printed.out.count("\nepisode ") == 2
 
@@ -233,7 +234,52 @@ def test_a_gymnasium_environment_that_cannot_be_drawn_is_refused(run, say, tmp_p
     finally:
         del gymnasium.registry["Blind-v0"]
     assert printed.err.startswith("canter: this environment cannot be rendered (")
+    assert "return an array [H, W, 3] of uint8 from render()" in printed.err
     assert not (tmp_path / "a.mp4").exists()
+
+
+class Undrawn(gymnasium.Env):
+    """Has a render mode and no method `render`."""
+
+    metadata = {"render_modes": ("rgb_array",), "render_fps": 10}  # noqa: RUF012 - as Gymnasium writes it
+    observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self, render_mode=None):
+        self.render_mode = render_mode
+
+    def reset(self, *, seed=None, options=None):
+        return np.zeros(4, np.float32), {}
+
+    def step(self, action):
+        return np.zeros(4, np.float32), 0.0, False, True, {}
+
+
+def test_a_video_without_a_method_render_names_what_to_write(run, say, tmp_path):
+    gymnasium.register("Undrawn-v0", Undrawn)
+    try:
+        printed = say("play", "first", "--env", "Undrawn-v0", "--video", "a.mp4")
+    finally:
+        del gymnasium.registry["Undrawn-v0"]
+    (line,) = printed.err.splitlines()
+    assert line.startswith("canter: Undrawn-v0 has no pictures: take render_mode in its __init__")
+    assert "from render()" in line and "MuJoCo" not in line
+    assert not (tmp_path / "a.mp4").exists()
+
+
+def test_agents_play_without_a_policy(run, say):
+    zero = say("play", "--agent", "zero", "--env", "tensor:pendulum", "--env.options.max-episode-steps", "5").out
+    assert "Playing zero actions in tensor:pendulum" in zero and "length 5" in zero
+    random = [say("play", "first", "--agent", "random", "--seed", seed).out for seed in (1, 1, 2)]
+    assert "Playing random actions in tensor:cartpole" in random[0]
+    assert random[0] == random[1] != random[2]
+    for arguments, message in (
+        (["play"], "RUN is missing"),
+        (["play", "--agent", "random"], "--agent random needs an environment: --env ID, or the folder of a run"),
+        (["play", "first", "--agent", "zero", "--override-std", "1"], "--override-std has no effect with --agent zero"),
+        (["play", "first", "--agent", "zeros"], "unknown name 'zeros', did you mean zero"),
+    ):
+        assert message in say(*arguments).err
 
 
 def test_an_export_is_verified_and_says_how_well_it_fits(run, say):

@@ -17,11 +17,12 @@ from torch import Tensor
 from canter.app.check.plan import Finding
 from canter.core.declarations import AnyMirror, Mirror, Symmetry
 from canter.core.registry import UserError
-from canter.core.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec, Observable, Stateful, Step
+from canter.core.specs import Continuous, Env, EnvSpec, Observable, Stateful, Step
 from canter.core.struct import Obs
 from canter.envs.contract import check_obs, check_step
 from canter.envs.directory import directory_of
 from canter.envs.failures import watched
+from canter.play.agents import random_actions
 
 MAX_ENVS = 4
 """Number of environments that are inspected, however many are stepped."""
@@ -130,26 +131,6 @@ def run_random_actions(env: Env, seed: int, *, steps: int, seconds: float) -> Ra
         final_obs={name: torch.stack([groups[name] for groups in last]) for name in separate},
         seconds=statistics.median(times),
     )
-
-
-def random_actions(spec: EnvSpec, obs: Obs, generator: torch.Generator) -> Tensor:
-    """Return random actions for observations `[N, ...]`.
-
-    Continuous actions are uniform within finite bounds and normal without; discrete actions are
-    uniform among the allowed ones.
-    """
-    action = spec.action
-    num_envs = spec.num_envs
-    if isinstance(action, Continuous):
-        low = torch.tensor(action.low)
-        high = torch.tensor(action.high)
-        uniform = torch.rand((num_envs, action.dim), generator=generator)
-        normal = torch.randn((num_envs, action.dim), generator=generator).clamp(low, high)
-        bounded = low.isfinite() & high.isfinite()
-        return torch.where(bounded, torch.lerp(low.nan_to_num(), high.nan_to_num(), uniform), normal)
-    allowed = obs.get(ACTION_MASK, torch.ones((num_envs, sum(action.nvec)))).to("cpu", torch.float32)
-    chosen = [torch.multinomial(part, 1, generator=generator) for part in allowed.split(action.nvec, dim=1)]
-    return chosen[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(chosen, dim=1)
 
 
 def to_host(obs: Obs, num_envs: int) -> Obs:

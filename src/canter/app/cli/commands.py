@@ -10,6 +10,7 @@ from canter.app.cli.parser import (
     Command,
     Parser,
     SettingFlags,
+    agent_name,
     console_kind,
     log_names,
     positive_int,
@@ -117,8 +118,9 @@ Every setting is a flag by its path, and keys of a file are the same paths:
 `canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
 Later sources win: defaults < preset < file < flags."""
 
+POLICY_SOURCE = "folder of a run, `latest`, the beginning of a run's name, or a policy file"
 POLICY_ARGUMENTS = (
-    Argument("RUN", "folder of a run, `latest`, the beginning of a run's name, or a policy file"),
+    Argument("RUN", POLICY_SOURCE),
     Argument("--policy", "best, final, or a policy file; by default best if it exists, else final", "NAME"),
     Argument("--seed", "seed of the random streams; by default the run's seed", "N", int),
     Argument("--device", "by default the run's, or cpu if that is not available", "NAME"),
@@ -216,10 +218,12 @@ as needed by settings that are lists themselves. All combinations are run.
     "play": Command(
         "policies:play_command",
         "Watch a policy in a window, or record a video of it.",
-        "RUN [--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] [--stochastic] [--env ID] "
-        "[--env.KEY VALUE ...]",
+        "[RUN] [--agent NAME] [--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] "
+        "[--stochastic] [--env ID] [--env.KEY VALUE ...]",
         (
-            *POLICY_ARGUMENTS,
+            Argument("RUN", f"{POLICY_SOURCE}; not needed with --agent and --env", nargs="?"),
+            *POLICY_ARGUMENTS[1:],
+            Argument("--agent", "act without a policy: zero (the action 0) or random", "NAME", agent_name),
             Argument("--video", "record to this new .mp4 or .gif file instead of opening a window", "FILE", Path),
             Argument("--caption", "show step, return and action in a strip below the picture"),
             Argument(

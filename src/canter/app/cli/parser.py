@@ -278,3 +278,10 @@ def viewer_name(text: str) -> str:
     from canter.play.video import VIEWERS
 
     return one_of(*VIEWERS)(text)
+
+
+def agent_name(text: str) -> str:
+    """Convert the text of `--agent`."""
+    from canter.play.agents import AGENTS
+
+    return one_of(*AGENTS)(text)

@@ -5,33 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from canter.app.check.before_run import check_device, plan_for
-from canter.app.check.plan import check_size
 from canter.app.cli.commands import PLAY_MAX_STEPS, STDOUT
-from canter.app.cli.parser import UsageError, flag_of
-from canter.app.cli.settings import read_settings
+from canter.app.cli.opening import Adapt, OpenEnv, OpenPolicy, open_policy, open_without_policy
+from canter.app.cli.parser import UsageError
 from canter.app.experiments.folders import stored_config
-from canter.app.experiments.settings import with_overrides
 from canter.compat import export_run
 from canter.compat.runs import FORMS
-from canter.config import TrainConfig
-from canter.core.registry import nearest
-from canter.core.seeding import derive_seed
-from canter.core.specs import Env, EnvSpec
 from canter.core.storage.files import replace_file
-from canter.envs import EnvConfig, closed_quietly, unused_settings
+from canter.envs import EnvConfig
 from canter.envs.robots import mjlab
-from canter.nn.actor_critic import Policy
-from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, NoPolicy, find_policy, read_policy_file
-from canter.nn.policy_loading import load_policy
+from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
@@ -45,111 +33,9 @@ from canter.play.video import (
     play_in_viewer,
     viewer_env_config,
 )
-from canter.runs.changes import changed_settings, flat_settings, format_changes
-from canter.runs.records import find_run
-from canter.runs.run_folder import CONFIG, RunFolder
 
-POLICY_NAMES = {"best": BEST, "final": FINAL_ACTOR}
 NUM_ENVS = "env.num_envs"
 EXPORT_NUM_ENVS = 8
-
-
-@dataclass(frozen=True)
-class OpenPolicy:
-    """A policy and an open environment that it fits."""
-
-    policy: Policy
-    source: Path
-    """Policy file, or checkpoint folder."""
-    run: Path | None
-    """The run folder, if the policy is in one."""
-    env: Env
-    seed: int
-    """The seed given, or the run's."""
-    changes: dict[str, list[str]]
-    """Settings of the environment that differ from the run's: key -> old and new value."""
-
-    @property
-    def env_text(self) -> str:
-        """Description of the environment, with the changed settings."""
-        return self.env.spec.env_id + (f" with {format_changes(self.changes)}" if self.changes else "")
-
-    @property
-    def eval_seed(self) -> int:
-        """Seed of the environment and the policy's noise; no training uses it."""
-        return derive_seed(self.seed, "eval")
-
-
-@contextmanager
-def open_policy(arguments: argparse.Namespace, adapt: Callable[[EnvConfig], EnvConfig]) -> Iterator[OpenPolicy]:
-    """Open the requested policy in its environment, whose settings `adapt` changes."""
-    run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
-    config = _config_of(place) if run is None else stored_config(run)
-    overrides = read_settings(arguments.settings)
-    if "env.id" in overrides:
-        config = replace(config, env=EnvConfig(id=overrides.pop("env.id"), num_envs=config.env.num_envs))
-    requested = with_overrides(config, overrides)
-    adapted = replace(requested, env=adapt(requested.env))
-    device = arguments.device or (config.device if torch.cuda.is_available() else "cpu")
-    check_device(device)
-    _check_overrides(overrides, requested, adapted, device)
-    seed = config.seed if arguments.seed is None else arguments.seed
-    with closed_quietly(adapted.env.build(device)) as env:
-        policy, source = _load(place, config, env.spec)
-        changes = changed_settings(flat_settings(config), flat_settings(requested))
-        yield OpenPolicy(policy, source, run, env, seed, changes)
-
-
-def _check_overrides(overrides: dict[str, Any], requested: TrainConfig, adapted: TrainConfig, device: str) -> None:
-    """Refuse settings that were given and would have no effect."""
-    changed = changed_settings(flat_settings(requested), flat_settings(adapted))
-    for key, (given, needed) in changed.items():
-        if key in overrides:
-            raise UsageError(f"{flag_of(key)} {given} cannot be used: this command needs {needed}")
-    for line in unused_settings(requested.env, device):
-        if line.partition("=")[0] in overrides:
-            raise UsageError(line)
-
-
-def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Path]:
-    """Return the run folder, if any, and the path of the policy: a file or a run folder."""
-    file = Path(text)
-    if file.is_file():
-        if name is not None:
-            raise UsageError(f"two policies: {file} and --policy {name}")
-        run = file.absolute().parent.parent
-        return (run if (run / CONFIG).is_file() else None), file
-    run = find_run(text, run_dir)
-    if name is None:
-        return run, run
-    for candidate in (run / POLICIES / POLICY_NAMES.get(name, f"{name}.safetensors"), Path(name)):
-        if candidate.is_file():
-            return run, candidate
-    stored = {path.stem for path in (run / POLICIES).glob("*.safetensors")}
-    short = [short for short, file_name in POLICY_NAMES.items() if Path(file_name).stem in stored]
-    raise NoPolicy(f"--policy {name}: no such file, and no such policy in {run}: {nearest(name, [*stored, *short])}")
-
-
-def _config_of(file: Path) -> TrainConfig:
-    """Return the settings that a policy file stores: the environment it was trained in."""
-    return TrainConfig(env=EnvConfig(id=read_policy_file(file, "actor")[0].env["env_id"]))
-
-
-def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path]:
-    """Return the policy and its file; without policy files, that of the newest checkpoint."""
-    try:
-        file = find_policy(place)
-    except NoPolicy:
-        store = RunFolder(place).store
-        if not store.steps():
-            raise
-        step, tree = store.load_latest()
-        check_size(plan_for(config), config)
-        # As many environments as in training, so that its minibatches divide the batch.
-        algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
-        algorithm.load_state_dict(tree["algorithm"])
-        return algorithm.policy, store.path(step)
-    return load_policy(file, env=spec, device=str(spec.device)), file
 
 
 def eval_command(arguments: argparse.Namespace) -> None:
@@ -250,28 +136,53 @@ def play_command(arguments: argparse.Namespace) -> None:
         raise UsageError("--caption goes below the pictures of a video: add --video FILE.mp4")
     if arguments.viewer is not None and video is not None:
         raise UsageError(f"--viewer {arguments.viewer} and --video {video}: pass only one of them")
-    noisy = arguments.stochastic or arguments.override_std is not None
     if video is not None:
         draw_without_display()
 
     def adapt(env: EnvConfig) -> EnvConfig:
         return visible_env(env, video, arguments.viewer)
 
-    with pictures_explained(), open_policy(arguments, adapt) as opened:
-        policy = opened.policy
-        if arguments.override_std is not None:
-            policy = FixedStd(policy, arguments.override_std)
-        player = players[arguments.player](policy, opened.env, deterministic=not noisy, seed=opened.eval_seed)
-        print(f"Playing {opened.source} in {opened.env_text}, {'with' if noisy else 'without'} noise")
-        viewer = choose_viewer(opened.env.spec.env_id, video, arguments.viewer)
-        games = play_games(player, video, viewer, arguments)
+    play = play_policy if arguments.agent is None else play_agent
+    with pictures_explained():
+        games = play(arguments, adapt)
     print_games(games)
     if video is not None:
         print(f"The video is in {video}")
 
 
-def play_games(player: Player, video: Path | None, viewer: str | None, arguments: argparse.Namespace) -> PlayResult:
+def play_policy(arguments: argparse.Namespace, adapt: Adapt) -> PlayResult:
+    """Play with the policy of a run."""
+    noisy = arguments.stochastic or arguments.override_std is not None
+    with open_policy(arguments, adapt) as opened:
+        policy = opened.policy
+        if arguments.override_std is not None:
+            policy = FixedStd(policy, arguments.override_std)
+        player = players[arguments.player](policy, opened.env, deterministic=not noisy, seed=opened.eval_seed)
+        print(f"Playing {opened.source} in {opened.env_text}, {'with' if noisy else 'without'} noise")
+        return play_games(player, opened, arguments)
+
+
+def play_agent(arguments: argparse.Namespace, adapt: Adapt) -> PlayResult:
+    """Play with zero or random actions."""
+    unused = {
+        "--policy": arguments.policy,
+        "--stochastic": arguments.stochastic,
+        "--override-std": arguments.override_std,
+    }
+    for flag, value in unused.items():
+        if value:
+            raise UsageError(f"{flag} has no effect with --agent {arguments.agent}, which plays without a policy")
+    with open_without_policy(arguments, adapt) as opened:
+        agent = AGENTS[arguments.agent](opened.env.spec, opened.eval_seed)
+        player = players[arguments.player](agent, opened.env, seed=opened.eval_seed)
+        print(f"Playing {arguments.agent} actions in {opened.env_text}")
+        return play_games(player, opened, arguments)
+
+
+def play_games(player: Player, opened: OpenEnv, arguments: argparse.Namespace) -> PlayResult:
     """Play one episode or until the viewer is closed, or up to `--episodes` or `--max-steps`."""
+    video: Path | None = arguments.video
+    viewer = choose_viewer(opened.env.spec.env_id, video, arguments.viewer)
     if viewer is not None:
         print(f"In mjlab's viewer {viewer}, until it is closed or Ctrl+C is pressed", flush=True)
         return play_in_viewer(player, viewer, arguments.episodes, arguments.max_steps)
@@ -299,10 +210,10 @@ def visible_env(env: EnvConfig, video: Path | None, requested_viewer: str | None
     reason = f"{env.id} has no window"
     hint = "--video FILE.mp4 records one if it can be drawn"
     if env.is_gymnasium:
-        reason = "no display here"
+        reason = "no window: neither DISPLAY nor WAYLAND_DISPLAY is set"
         hint = "--video FILE.mp4 records one"
     elif env.id.startswith("mjlab:"):
-        reason = "no display here"
+        reason = "no window: neither DISPLAY nor WAYLAND_DISPLAY is set"
         hint = VIEWER_HINT
     print(f"canter: {reason}, so it is played without a picture ({hint})", file=sys.stderr)
     return replace(env, num_envs=1)
