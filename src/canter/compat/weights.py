@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from canter.algorithms.ppo import PPO
 from canter.core.plain import ConfigError
 from canter.nn.cnn import CNN
-from canter.nn.heads import GaussianHead, LogStd
+from canter.nn.heads import GaussianHead, LogStd, WithHeads
 from canter.nn.network import Network
 from canter.nn.normalizer import Normalizer
 from canter.nn.optimizer import OptimizerConfig, ParameterGroup
@@ -225,7 +225,8 @@ def raw_std(std: Tensor, form: LogStd) -> Tensor:
 def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
     """Yield the normalizers with statistics, each with its role."""
     for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
-        yield [each for each in network_of(part, role).normalizers if isinstance(each, Normalizer)], role
+        network = part.network if isinstance(part.network, WithHeads) else network_of(part, role)
+        yield [each for each in network.normalizers if isinstance(each, Normalizer)], role
     head = ppo.model.critic.head.normalizer
     yield [head] if isinstance(head, Normalizer) else [], "value"
 

@@ -18,7 +18,15 @@ from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, Env
 from canter.core.struct import Obs, State, tree_map
 from canter.nn.arrays import obs_to_arrays
 from canter.nn.distributions import Beta, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
-from canter.nn.heads import StdConfig, ValueHead, ValueNormalizerConfig, policy_head
+from canter.nn.heads import (
+    OwnPolicyHead,
+    OwnValueHead,
+    StdConfig,
+    ValueHead,
+    ValueNormalizerConfig,
+    WithHeads,
+    policy_head,
+)
 from canter.nn.network import AnyNetwork, AnyNetworkConfig, NetworkConfig
 from canter.nn.policy_file import save_critic, save_policy
 
@@ -117,12 +125,17 @@ class ModelConfig:
         distribution = self.distribution_for(spec.action)
         masked = ACTION_MASK in spec.obs and not isinstance(spec.action, Continuous)
         network = self.policy.build(spec.obs, "policy")
-        head = policy_head(distribution, network.features, self.std, self.policy.init, self.policy_gain)
+        if isinstance(network, WithHeads):
+            head: nn.Module = OwnPolicyHead(distribution.param_dim)
+        else:
+            head = policy_head(distribution, network.features, self.std, self.policy.init, self.policy_gain)
         return Policy(Actor(network, head, masked), distribution, self, spec)
 
     def build_value_head(self, network: AnyNetwork) -> ValueHead:
         """Build a value head on the critic's network."""
         normalizer = self.value_normalizer if self.normalize_value else None
+        if isinstance(network, WithHeads):
+            return OwnValueHead(normalizer)
         return ValueHead(network.features, (self.critic or self.policy).init, self.value_gain, normalizer)
 
 

@@ -163,6 +163,29 @@ def policy_head(distribution: Distribution, features: int, std: StdConfig, init:
     return LinearHead(features, distribution.param_dim, init, gain)
 
 
+class WithHeads(nn.Module):
+    """Base class of networks that have their own last layers.
+
+    Features are distribution parameters `[..., P]`, a value `[..., 1]`, or both in this order.
+    """
+
+    normalizers: nn.ModuleList
+    """Normalisers of the observation groups."""
+
+
+class OwnPolicyHead(nn.Module):
+    """Takes distribution parameters `[..., P]` from the features of a network with its own heads."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def forward(self, features: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the first P features, with `mask` `[..., P]` applied if given."""
+        params = features[..., : self.dim]
+        return params if mask is None else mask_logits(params, mask)
+
+
 @dataclass(frozen=True, kw_only=True)
 class ValueNormalizerConfig(NormalizerConfig):
     """Normalisation of values by the running mean and standard deviation of the returns."""
@@ -230,3 +253,22 @@ class ValueHead(nn.Module):
         """Add a 0-d `amount`, in the units of the reward, to every value."""
         scale = 1.0 if isinstance(self.normalizer, IdentityNormalizer) else self.normalizer.scale
         cast(Tensor, self.linear.bias).add_(amount / scale)
+
+
+class OwnValueHead(ValueHead):
+    """Takes the value from the last feature of a network with its own heads."""
+
+    def __init__(self, normalizer: ValueNormalizerConfig | None) -> None:
+        if normalizer is not None and normalizer.rescale:
+            raise UserError("value_normalizer.rescale=true needs a last layer of Canter's; set it to false")
+        super().__init__(1, "default", 1.0, normalizer)
+        self.linear = nn.Identity()
+
+    def forward(self, features: Tensor) -> Tensor:
+        """Return values in normalised units, as in the loss."""
+        return features[..., -1]
+
+    @torch.no_grad()
+    def shift_(self, amount: Tensor) -> None:
+        """Raise UserError: there is no bias to shift."""
+        raise UserError("objective=average shifts a last layer of Canter's; this network has its own")

@@ -16,12 +16,19 @@ import torch
 from canter.compat.drop_in import is_first, open_writer
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
-from canter.compat.rl_games.env import RlGamesEnv, create_vec_env, find_environment, refuse_user_network
+from canter.compat.rl_games.env import (
+    RlGamesEnv,
+    create_vec_env,
+    find_environment,
+    find_network,
+    refuse_user_model,
+)
 from canter.compat.rl_games.hooks import looks_at_infos, refuse_overrides
+from canter.compat.rl_games.own_network import is_recurrent, use_own_network, with_stand_in
 from canter.compat.settings.importing import Imported, import_config
 from canter.compat.weights import Weights
 from canter.core.plain import ConfigError
-from canter.core.specs import Env
+from canter.core.specs import Env, EnvSpec
 from canter.envs import EnvConfig
 from canter.envs.imports import registered_id
 from canter.training.progress import Report
@@ -45,10 +52,21 @@ def imported_settings(
     agents: int = 1,
     release: str | None = None,
     ignore: tuple[str, ...] = (),
+    spec: EnvSpec | None = None,
 ) -> Imported:
-    """Return the imported settings of Runner's params."""
+    """Return the imported settings of Runner's params; `spec` is needed to build a user's network."""
     own = {"parity": parity, "num_envs": num_envs, "agents": agents, "release": release, "without": ignore}
-    return import_config({"params": plain(params)}, **own)
+    name = str((params.get("network") or {}).get("name"))
+    builder = find_network(name)
+    if builder is None:
+        return import_config({"params": plain(params)}, **own)
+    if params["algo"]["name"] == "sac":
+        raise ConfigError(
+            f"network {name!r} with sac: write it as a network of Canter, canter.register('network', {name!r})"
+        )
+    recurrent = spec is not None and is_recurrent(params, builder, spec)
+    imported = import_config({"params": plain(with_stand_in(params, recurrent))}, **own)
+    return imported if spec is None else use_own_network(imported, params, builder, spec)
 
 
 def plain(value: Any) -> Any:
@@ -112,8 +130,7 @@ class Agent:
     def __init__(self, base_name: str, params: Mapping[str, Any]) -> None:
         self.params = params
         self.config = params["config"]
-        network = params.get("network") or {}
-        refuse_user_network(str(network.get("name")), str((params.get("model") or {}).get("name")))
+        refuse_user_model(str((params.get("model") or {}).get("name")))
         own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
         by_rank = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, overriding the file
         self.ppo_device = self.device = own if by_rank else str(self.config.get("device", own))
@@ -123,7 +140,7 @@ class Agent:
         self.num_agents = self.vec_env.spec.num_agents
         self._check_env()
         self.imported = imported_settings(
-            params, self.parity, num_actors, self.num_agents, self.release, tuple(self.ignore)
+            params, self.parity, num_actors, self.num_agents, self.release, tuple(self.ignore), self.vec_env.spec
         )
         _log.info("settings of %s", self.imported.report.dialect)
         self.observer: Any = (self.config.get("features") or {}).get("observer")

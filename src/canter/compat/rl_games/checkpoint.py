@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from canter.algorithms.extensions.amp import AMP
 from canter.algorithms.ppo import PPO
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.rl_games.own_network import OwnNetwork
 from canter.compat.weights import (
     Link,
     Statistics,
@@ -173,6 +174,9 @@ def statistics_in(buffers: Mapping[str, Tensor], prefix: str = "") -> Statistics
 def links_of(ppo: PPO) -> list[Link]:
     """Return the links of all parameters, in the order of rl_games' modules."""
     model = ppo.model
+    network = model.actor.network
+    if isinstance(network, OwnNetwork):
+        return [Link(f"{NET}.{name}", f"actor.network.module.{name}") for name, _ in network.module.named_parameters()]
     central = ppo.config.central_value is not None
     separate = not model.shared_trunk and not central
     body = _body(model.actor, "actor", NET, prefix="a_" if separate else "")
@@ -264,6 +268,8 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
 def check_layout(ppo: PPO) -> None:
     """Raise ConfigError for networks whose file rl_games could not load."""
     for role, part in (("policy", ppo.model.actor), ("critic", ppo.model.critic)):
+        if isinstance(part.network, OwnNetwork):
+            continue
         layers = network_of(part, role).hidden
         if isinstance(layers, D2RL):
             key, why = "d2rl=true", "rl_games has other names for its layers"
@@ -283,7 +289,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     weights = take_weights(ppo, links_of(ppo))
     central = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(CENTRAL)}
     model = {name: tensor for name, tensor in weights.parameters.items() if name not in central}
-    if f"{NET}.value.weight" not in model:
+    if f"{NET}.value.weight" not in model and not isinstance(ppo.model.actor.network, OwnNetwork):
         model = _with_value(model, network_of(ppo.model.actor, "actor").features)
     statistics = _statistics(weights, ("value", "value_mean_std"), ("actor", "running_mean_std"))
     if ppo.config.central_value is not None and "value" in weights.statistics:

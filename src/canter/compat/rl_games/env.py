@@ -23,6 +23,7 @@ from canter.compat.drop_in import SourceEnv
 from canter.core.plain import ConfigError
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
 from canter.core.struct import Obs
+from canter.nn.network import networks
 
 _types: dict[str, Callable[..., Any]] = {}
 _environments: dict[str, Mapping[str, Any]] = {}
@@ -53,17 +54,25 @@ def create_vec_env(name: str, num_actors: int, **options: Any) -> Any:
     return None if builder is None else builder(name, num_actors, **options)
 
 
-def refuse_user_network(name: str, model: str) -> None:
-    """Raise ConfigError for a NetworkBuilder or model of the user's.
+KNOWN_NETWORKS = ("actor_critic", "resnet_actor_critic", "rnd_curiosity", "soft_actor_critic", "amp")
+"""rl_games' own names of networks, and IsaacGymEnvs' for AMP, which are known here."""
 
-    It is written for rl_games' agents.
-    """
-    for kind, given, table in (("network", name, _networks), ("model", model, _models)):
-        if given in table and given not in ("amp", "continuous_amp"):  # IsaacGymEnvs' own, which are known here
-            raise ConfigError(
-                f"{kind} {given!r} is a class for rl_games' own agents: write it as a network of Canter, "
-                f"canter.register('network', {given!r}), docs/extending.md; the file then names it as before"
-            )
+
+def find_network(name: str) -> Callable[..., Any] | None:
+    """Return the registered builder of a user's network, here or in rl_games; None if there is none."""
+    if name in KNOWN_NETWORKS or name in networks:
+        return None
+    theirs = getattr(sys.modules.get("rl_games.algos_torch.model_builder"), "NETWORK_REGISTRY", None) or {}
+    return _networks.get(name) or theirs.get(name)
+
+
+def refuse_user_model(name: str) -> None:
+    """Raise ConfigError for a model of the user's, which is written for rl_games' agents."""
+    if name in _models and name != "continuous_amp":  # IsaacGymEnvs' own, which is known here
+        raise ConfigError(
+            f"model {name!r} is a class for rl_games' own agents: write its distribution as one of Canter, "
+            f"canter.register('distribution', {name!r}), docs/extending.md"
+        )
 
 
 vecenv = SimpleNamespace(register=_types.__setitem__, vecenv_config=_types, create_vec_env=create_vec_env)

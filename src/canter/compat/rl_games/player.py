@@ -49,8 +49,8 @@ class PpoPlayer:
         actors = int(self.player_config.get("num_actors", count))
         self.env = make_env({**params, "config": {**self.config, **own}}, actors, str(self.device), self.parity)
         self.num_agents = self.env.spec.num_agents
-        imported = imported_settings(params, self.parity, count, self.num_agents)
         spec = replace(self.env.spec, num_envs=count * self.num_agents)
+        imported = imported_settings(params, self.parity, count, self.num_agents, spec=spec)
         self.policy = self._build(imported.config, spec)
         self.is_rnn = self.policy.initial_state(1) != ()
         self.states: list[Tensor] | None = None

@@ -1,0 +1,247 @@
+"""Networks of the user's, written for rl_games (a `NetworkBuilder`), as networks of Canter.
+
+L steps, B sequences, P distribution parameters. The module has its own last layers; it is trained by
+the engine autograd.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from canter.compat.settings.importing import Imported
+from canter.core.plain import ConfigError
+from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
+from canter.core.struct import Obs, State, tree_map
+from canter.nn.heads import WithHeads
+from canter.nn.mlp import Init
+from canter.nn.network import select_groups
+from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
+
+_log = logging.getLogger(__name__)
+
+STAND_IN: dict[str, Any] = {
+    "name": "actor_critic",
+    "space": {"discrete": None, "continuous": {"fixed_sigma": True, "sigma_init": {"name": "default"}}},
+}
+"""`params.network` for the import of the other settings."""
+RECURRENT = {"rnn": {"name": "lstm", "units": 1, "layers": 1}}
+"""Added to it for a recurrent module, so that `seq_length` is read."""
+
+
+def with_stand_in(params: Mapping[str, Any], recurrent: bool) -> dict[str, Any]:
+    """Return settings with a network that Canter knows in place of the user's."""
+    space = STAND_IN["space"]
+    if params["algo"]["name"] == "a2c_discrete":
+        space = {"discrete": None}
+    return {**params, "network": {**STAND_IN, "space": space, **(RECURRENT if recurrent else {})}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnNetworkConfig:
+    """A builder of the user's, and what rl_games calls it with."""
+
+    builder: Callable[..., Any]
+    """Makes the `NetworkBuilder`."""
+    params: Mapping[str, Any]
+    """`params.network` of the settings, for its `load`."""
+    model: str
+    """`params.model.name`: with `continuous_a2c_logstd` the module returns the log of the std."""
+    spec: EnvSpec
+    obs_groups: tuple[str, ...] | None = None
+    normalize_obs: bool = True
+    normalizer: NormalizerConfig = field(default_factory=NormalizerConfig)
+    normalize_value: bool = False
+    reset_on_end: bool = True
+    """Reset the recurrent state at the start of an episode."""
+
+    @property
+    def init(self) -> Init:
+        """Return torch's own: no layer follows."""
+        return "default"
+
+    def build(self, obs: dict[str, TensorSpec], role: str) -> OwnNetwork:
+        """Build the module for these observation groups."""
+        return OwnNetwork(self, select_groups(self.obs_groups, obs, role))
+
+
+class OwnNetwork(WithHeads):
+    """A module of rl_games' form: `forward(obs_dict)` returns mu, sigma, value and states, or logits, value, states.
+
+    Features are distribution parameters and the value, `[L, B, P + 1]`.
+    """
+
+    def __init__(self, config: OwnNetworkConfig, groups: dict[str, TensorSpec]) -> None:
+        super().__init__()
+        self.groups = tuple(groups)
+        self.returns_log_std = config.model != "continuous_a2c"
+        self.continuous = isinstance(config.spec.action, Continuous)
+        self.reset_on_end = config.reset_on_end
+        shapes = {name: tuple(spec.shape) for name, spec in groups.items()}
+        self.bare = self.groups == ("policy",)
+        self.normalizers = nn.ModuleList(
+            config.normalizer.build(shape) if config.normalize_obs and len(shape) < 3 else IdentityNormalizer()
+            for shape in shapes.values()
+        )
+        self.module: Any = make_module(config, shapes["policy"] if self.bare else shapes)
+        self.is_recurrent = hasattr(self.module, "is_rnn") and bool(self.module.is_rnn())
+        actions = _actions_num(config.spec)
+        logits = sum(actions) if isinstance(actions, list) else actions
+        self.features = 2 * logits + 1 if self.continuous else logits + 1
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return parameters and value `[L, B, P + 1]` of `obs` `[L, B, ...]`, and the last state."""
+        features, states = self.unroll(obs, state, reset)
+        return features, tree_map(lambda steps: steps[-1], states)
+
+    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return the same features, and the states after each step, `[L, B, ...]`."""
+        normalized = {
+            name: normalize(obs[name] / 255 if obs[name].dtype == torch.uint8 else obs[name].float())
+            for name, normalize in zip(self.groups, self.normalizers, strict=True)
+        }
+        shape = next(iter(normalized.values())).shape[:2]
+        if not self.is_recurrent:
+            features, _ = self._call({name: group.flatten(0, 1) for name, group in normalized.items()}, None)
+            return features.unflatten(0, shape), ()
+        outputs: list[Tensor] = []
+        states: list[State] = []
+        for t in range(shape[0]):
+            if reset is not None and self.reset_on_end:
+                before = reset[t].unsqueeze(-1)
+                state = tree_map(lambda part, ended=before: part.masked_fill(ended, 0.0), state)
+            features, state = self._call({name: group[t] for name, group in normalized.items()}, state)
+            outputs.append(features)
+            states.append(state)
+        return torch.stack(outputs), tree_map(lambda *steps: torch.stack(steps), *states)
+
+    def _call(self, obs: dict[str, Tensor], state: Any) -> tuple[Tensor, State]:
+        """Call the module with one step of `[B, ...]`; return features `[B, P + 1]` and the state."""
+        given: dict[str, Any] = {
+            "obs": obs["policy"] if self.bare else obs,
+            "rnn_states": None if state is None else _theirs(state),
+            "is_train": torch.is_grad_enabled(),
+            "prev_actions": None,
+            "seq_length": 1,
+            "dones": None,
+            "bptt_len": 0,
+        }
+        *output, value, after = self.module(given)
+        value = value.reshape(len(value), 1)
+        if self.continuous:
+            mean, sigma = output
+            log_std = sigma if self.returns_log_std else sigma.log()
+            params = [mean, log_std.expand_as(mean)]
+        else:
+            (logits,) = output
+            params = list(logits) if isinstance(logits, list | tuple) else [logits]
+        return torch.cat([*params, value], dim=-1), () if state is None else _ours(after)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return zeros of the shapes of `get_default_rnn_state`; `()` for feed-forward modules."""
+        if not self.is_recurrent:
+            return ()
+        found = self.module.get_default_rnn_state()
+        parts = found if isinstance(found, list | tuple) else (found,)
+        device = next(self.module.parameters()).device
+        zeros = (torch.zeros(len(part), num_envs, part.shape[-1], device=device) for part in parts)
+        return _ours(tuple(zeros))
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
+        for name, normalizer in zip(self.groups, self.normalizers, strict=True):
+            cast(AnyNormalizer, normalizer).update(obs[name], valid)
+
+
+def make_module(config: OwnNetworkConfig, input_shape: Any) -> Any:
+    """Return the builder's module, built with the arguments that rl_games gives."""
+    name = config.params.get("name")
+    builder = config.builder()
+    if not (hasattr(builder, "load") and hasattr(builder, "build")):
+        raise ConfigError(
+            f"network {name!r}: {type(builder).__name__} is no NetworkBuilder with load and build; "
+            f"a network of Canter is registered with canter.register('network', {name!r}), docs/extending.md"
+        )
+    builder.load(dict(config.params))
+    module = builder.build(
+        "a2c",
+        actions_num=_actions_num(config.spec),
+        input_shape=input_shape,
+        num_seqs=config.spec.num_envs,
+        value_size=1,
+        normalize_value=config.normalize_value,
+        normalize_input=config.normalize_obs,
+    )
+    if not isinstance(module, nn.Module):
+        raise ConfigError(f"network {name!r}: build returned a {type(module).__name__}, expected a torch.nn.Module")
+    parameters = dict(module.named_parameters())
+    buffers = [key for key in module.state_dict() if key not in parameters]
+    if buffers:
+        raise ConfigError(
+            f"network {name!r}: its buffers {', '.join(buffers[:3])} would be in no file; "
+            "register them with persistent=False, or make them parameters"
+        )
+    return module
+
+
+def _theirs(state: Any) -> tuple[Tensor, ...]:
+    """Return `[layers, B, H]` for each part, from a tuple of parts `[B, H]` for each layer."""
+    return tuple(torch.stack([layer[k] for layer in state]) for k in range(len(state[0])))
+
+
+def _ours(states: Any) -> State:
+    parts = states if isinstance(states, list | tuple) else (states,)
+    return tuple(tuple(part[k] for part in parts) for k in range(len(parts[0])))
+
+
+def _actions_num(spec: EnvSpec) -> Any:
+    """Return rl_games' number of actions; a list for several discrete ones."""
+    if isinstance(spec.action, Continuous):
+        return spec.action.dim
+    return spec.action.n if isinstance(spec.action, Discrete) else list(spec.action.nvec)
+
+
+def is_recurrent(params: Mapping[str, Any], builder: Callable[..., Any], spec: EnvSpec) -> bool:
+    """Return True if the builder's module has a recurrent state."""
+    model = str((params.get("model") or {}).get("name"))
+    config = OwnNetworkConfig(builder=builder, params=params["network"], model=model, spec=spec)
+    with torch.random.fork_rng(devices=[]):
+        return config.build(spec.obs, "policy").is_recurrent
+
+
+def use_own_network(
+    imported: Imported, params: Mapping[str, Any], builder: Callable[..., Any], spec: EnvSpec
+) -> Imported:
+    """Return the settings with the user's network for policy and value."""
+    algorithm: Any = imported.config.algorithm
+    model = algorithm.model
+    name = params["network"].get("name")
+    if algorithm.central_value is not None:
+        raise ConfigError(
+            f"network {name!r} beside central_value_config: write it as a network of Canter, "
+            f"canter.register('network', {name!r}), docs/extending.md"
+        )
+    config = params["config"]
+    own = OwnNetworkConfig(
+        builder=builder,
+        params=params["network"],
+        model=str(params["model"]["name"]),
+        spec=spec,
+        obs_groups=model.policy.obs_groups,
+        normalize_obs=model.policy.normalize_obs,
+        normalizer=model.policy.normalizer,
+        normalize_value=model.normalize_value,
+        reset_on_end=bool(config.get("zero_rnn_on_done", True)),
+    )
+    value = replace(model.value_normalizer, rescale=False)
+    model = replace(model, policy=own, critic=None, shared_trunk=True, value_normalizer=value)
+    why = "your NetworkBuilder, called as in rl_games; its gradients are those of the engine autograd"
+    _log.warning("params.network.name=%s: %s", name, why)
+    imported.report.add("params.network.name", name, "mapped", "algorithm.model.policy", why)
+    algorithm = replace(algorithm, model=model)
+    return replace(imported, config=replace(imported.config, algorithm=algorithm))
