@@ -25,6 +25,8 @@ from canter.core.storage.files import Malformed, read_json, read_yaml, write_jso
 from canter.core.storage.lock import is_locked
 
 RECORD = "run.json"
+TRACEBACK_IN = "The traceback is in"
+"""Words before the name of the file, in messages about errors that ended a run."""
 CONFIG = "config.yaml"
 
 Outcome = Literal["finished", "stopped", "failed"]

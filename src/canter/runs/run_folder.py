@@ -28,7 +28,7 @@ from canter.runs.changes import EDITS, ChangeCheck
 from canter.runs.metrics import DAMAGED, METRICS, MetricsLog
 from canter.runs.permissions import save_trusted_modules
 from canter.runs.policies import Policies, ProgressSnapshot
-from canter.runs.records import CONFIG, Outcome, RunRecord, link_latest
+from canter.runs.records import CONFIG, TRACEBACK_IN, Outcome, RunRecord, link_latest
 from canter.runs.state import ProgressSource, TrainState
 
 logger = logging.getLogger(__name__)
@@ -343,7 +343,7 @@ class RunFolder:
         reason = tree["collector"]["episodes_restart"]
         restart = "" if reason is None else f"; episodes will restart, as {reason}"
         lost = "Only that rollout was lost, and nothing was learned from it"
-        return f"{lost}: {done} are saved{restart}. The traceback is in {trace}"
+        return f"{lost}: {done} are saved{restart}. {TRACEBACK_IN} {trace}"
 
     def black_box(self, tree: dict[str, Any]) -> None:
         """Save what explains a NaN, replacing an older one."""

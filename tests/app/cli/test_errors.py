@@ -10,6 +10,7 @@ from canter.app import cli
 from canter.core.plain import ConfigError
 from canter.core.registry import Registry, UserError
 from canter.core.storage.lock import RunLocked
+from canter.runs.records import TRACEBACK_IN
 
 MISSING = ModuleNotFoundError("No module named 'optuna'", name="optuna")
 
@@ -77,6 +78,15 @@ def test_a_mistake_in_canter_has_its_traceback_in_a_file(error, fail):
         assert "Traceback (most recent call last)" in file.read_text()
     finally:
         file.unlink()
+
+
+def test_a_run_that_has_kept_the_traceback_keeps_the_only_one(fail, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    error = KeyError("mine")
+    error.add_note(f"3 iterations are saved. {TRACEBACK_IN} runs/run/traceback.txt")
+    code, line = fail(error)
+    assert code == 1 and line.count("traceback") == 2 and line.endswith("The traceback is in runs/run/traceback.txt\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 
 from canter.app.cli import COMMANDS
 from canter.app.cli import index as index_module
-from canter.app.cli.index import SECTIONS, cache_file, cache_key, cached_index, read_index, summary_of
+from canter.app.cli.index import OWN_ALGORITHMS, SECTIONS, cache_file, cache_key, cached_index, read_index, summary_of
 from canter.app.cli.parser import Parser
 from canter.app.experiments.foreign import FOREIGN
 
@@ -50,6 +50,23 @@ def canter(argv, environment, **options):
 def test_nothing_waits_for_torch(argv, cached, tmp_path):
     call = canter(argv, cached, cwd=tmp_path)
     assert call.stdout.splitlines()[-1] == "False", call.stderr
+
+
+@pytest.mark.parametrize("command", ["train", "eval"])
+def test_help_without_a_cache_does_not_wait_for_torch_either(command, tmp_path):
+    call = canter([command, "--help"], os.environ | {"XDG_CACHE_HOME": str(tmp_path)})
+    assert "--seed" in call.stdout
+    assert call.stdout.splitlines()[-1] == "False", call.stderr
+
+
+def test_the_help_has_the_cached_index_s_words(cached, monkeypatch):
+    (file,) = (Path(cached["XDG_CACHE_HOME"]) / "canter").iterdir()
+    stored = json.loads(file.read_text())["index"]
+    assert stored["algorithms"] == [*OWN_ALGORITHMS]
+    for command in COMMANDS.values():
+        short = {} if command.settings is None else command.settings.short
+        for key, metavar, _ in short.values():
+            assert metavar == stored["settings"][key]
 
 
 def test_the_cache_holds_what_is_registered(cached):
@@ -135,4 +152,5 @@ def test_names_of_other_libraries_are_answered(flag, answer, cached, tmp_path):
 
 def test_every_answer_about_other_libraries_is_a_flag_here():
     parser = Parser("train", COMMANDS["train"])
-    assert [name for name, _ in FOREIGN.values() if not parser.knows(f"--{name}")] == []
+    flags = [name for name, remark in FOREIGN.values() if not remark.endswith("in Python only")]
+    assert [name for name in flags if not parser.knows(f"--{name}")] == []

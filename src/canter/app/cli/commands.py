@@ -98,11 +98,11 @@ RUN = Argument("RUN", "folder of the run, `latest`, or the beginning of its name
 
 CONFIG_FLAGS = SettingFlags(
     {
-        "--algorithm": ("algorithm.kind", "{algorithms}; the algorithm's preset for the environment is used"),
-        "--seed": ("seed", "seed of all random streams"),
-        "--total-steps": ("total_steps", "transitions to train for, over all environments"),
-        "--num-envs": ("env.num_envs", "environments stepped together, over all ranks"),
-        "--device": ("device", "device of networks and tensors: cpu, cuda, cuda:1, ..."),
+        "--algorithm": ("algorithm.kind", "NAME", "{algorithms}; the algorithm's preset for the environment is used"),
+        "--seed": ("seed", "N", "seed of all random streams"),
+        "--total-steps": ("total_steps", "N", "transitions to train for, over all environments"),
+        "--num-envs": ("env.num_envs", "N", "environments stepped together, over all ranks"),
+        "--device": ("device", "NAME", "device of networks and tensors: cpu, cuda, cuda:1, ..."),
     }
 )
 ENV = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
@@ -130,9 +130,9 @@ ACTING_ARGUMENTS = (
     Argument("--stochastic", "sample actions instead of taking the mode"),
     Argument("--player", "a player that you registered, instead of Canter's", "NAME", default="standard"),
 )
-ENV_FLAG = {"--env": ("env.id", "another environment, with the same observations and actions")}
+ENV_FLAG = {"--env": ("env.id", "NAME", "another environment, with the same observations and actions")}
 NUM_ENVS_FLAG = {
-    "--num-envs": ("env.num_envs", "environments stepped together; by default as in the run, at most the episodes")
+    "--num-envs": ("env.num_envs", "N", "environments stepped together; by default as in the run, at most the episodes")
 }
 POLICY_EPILOG = """\
 Settings of the environment are flags with the same names as in training: --env.options.NAME VALUE,
@@ -191,7 +191,7 @@ a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student r
         description="Continue a run from its newest checkpoint, exactly as if it had never stopped, or with settings\n"
         "changed by flags from there on; the changes are recorded with the iteration.",
         settings=SettingFlags(
-            {"--total-steps": ("total_steps", "train up to this total of transitions; may extend the run")}
+            {"--total-steps": ("total_steps", "N", "train up to this total of transitions; may extend the run")}
         ),
         ranked=True,
     ),

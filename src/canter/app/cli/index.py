@@ -24,6 +24,8 @@ from canter.core.registry import PLUGINS
 from canter.core.storage.files import replace_file
 
 PACKAGE = Path(__file__).parents[2]
+OWN_ALGORITHMS = ("distillation", "ppo", "sac")
+"""Algorithms that come with Canter."""
 GYMNASIUM = "gymnasium.envs."
 """Prefix of the entry points of the environments that come with Gymnasium itself."""
 
@@ -37,6 +39,17 @@ def read_index(section: str) -> Any:
     if "canter.app.api" in sys.modules:
         return SECTIONS[section]()
     return cached_index()[section]
+
+
+def known_algorithms() -> list[str]:
+    """Return the names of the algorithms for the help; without a cache, of Canter's own alone.
+
+    The help must not wait for torch, which a new index takes.
+    """
+    if "canter.app.api" in sys.modules:
+        return read_index("algorithms")
+    index = _read_cache(cache_key())
+    return [*OWN_ALGORITHMS] if index is None else index["algorithms"]
 
 
 @cache

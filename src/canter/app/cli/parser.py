@@ -6,9 +6,10 @@ import argparse
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
-from canter.app.cli.index import read_index
+from canter.app.cli.index import known_algorithms, read_index
 from canter.app.experiments.foreign import translate_flag
 from canter.core.registry import UserError, nearest
 
@@ -68,8 +69,8 @@ class Argument:
 class SettingFlags:
     """The settings of a run that a command takes as flags, such as `--algorithm.gamma 0.99`."""
 
-    short: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    """Flags shown in the help: name -> (key of the setting, help)."""
+    short: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
+    """Flags shown in the help: name -> (key of the setting, name of the value, help)."""
     section: str = ""
     """Only settings whose key begins with this text are flags."""
 
@@ -109,24 +110,30 @@ class Parser(argparse.ArgumentParser):
         )
         self.command = command
         self.own_flags = ["--help", *(argument.name for argument in command.arguments if argument.is_flag)]
-        self.setting_flags: dict[str, str] = {}
-        self.free_prefixes: tuple[str, ...] = ()
-        if command.settings is not None:
-            self.setting_flags = setting_flags(command.settings)
-            free = [key for key in read_index("free_settings") if key.startswith(command.settings.section)]
-            self.free_prefixes = tuple(f"{flag_of(key)}." for key in free)
         self._add_short_flags()
         for argument in command.arguments:
             argument.add_to(self)
+
+    @cached_property
+    def setting_flags(self) -> dict[str, str]:
+        """Flags of all settings of the command, with the keys that they mean."""
+        return {} if self.command.settings is None else setting_flags(self.command.settings)
+
+    @cached_property
+    def free_prefixes(self) -> tuple[str, ...]:
+        """Beginnings of the flags whose last part the user chooses."""
+        settings = self.command.settings
+        if settings is None:
+            return ()
+        return tuple(f"{flag_of(key)}." for key in read_index("free_settings") if key.startswith(settings.section))
 
     def _add_short_flags(self) -> None:
         """Show the short flags of settings in the help; `take_settings` reads their values."""
         if self.command.settings is None:
             return
-        metavars = read_index("settings")
-        algorithms = ", ".join(read_index("algorithms"))
-        for flag, (key, text) in self.command.settings.short.items():
-            self.add_argument(flag, metavar=metavars[key], help=text.format(algorithms=algorithms))
+        for flag, (_, metavar, text) in self.command.settings.short.items():
+            algorithms = ", ".join(known_algorithms()) if "{algorithms}" in text else ""
+            self.add_argument(flag, metavar=metavar, help=text.format(algorithms=algorithms))
 
     def parse(self, argv: Sequence[str]) -> argparse.Namespace:
         """Return the arguments by name; `settings` has the texts of setting flags by key."""
@@ -219,7 +226,7 @@ def setting_flags(settings: SettingFlags) -> dict[str, str]:
     """Return the flags of all settings in the section, with the keys that they mean."""
     keys = [key for key in read_index("settings") if key.startswith(settings.section)]
     flags = {flag_of(key): key for key in keys}
-    return flags | {flag: key for flag, (key, _) in settings.short.items()}
+    return flags | {flag: key for flag, (key, *_) in settings.short.items()}
 
 
 def advise(unknown: str, flags: Sequence[str]) -> str:

@@ -15,6 +15,7 @@ from types import FrameType
 from typing import NoReturn
 
 from canter.core.registry import UserError
+from canter.runs.records import TRACEBACK_IN
 
 OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Text of RuntimeErrors, other than `torch.OutOfMemoryError`, that torch raises when memory is
@@ -116,9 +117,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def describe_unexpected(error: Exception) -> str:
-    """Return one line about an unexpected error; its traceback is written to a file."""
-    with NamedTemporaryFile("w", prefix="canter-", suffix=".txt", delete=False, errors="replace") as file:
-        file.write("".join(traceback.format_exception(error)))
+    """Return one line about an unexpected error; its traceback is written to a file, unless its run did."""
     from canter.core.specs import EnvFailed
     from canter.envs.failures import place_of, text_of
 
@@ -128,4 +127,8 @@ def describe_unexpected(error: Exception) -> str:
     notes = " ".join(getattr(error, "__notes__", ()))
     if notes:
         message = f"{message}. {notes}"
-    return f"{message}. The traceback is in {file.name}"
+    if TRACEBACK_IN in notes:
+        return message
+    with NamedTemporaryFile("w", prefix="canter-", suffix=".txt", delete=False, errors="replace") as file:
+        file.write("".join(traceback.format_exception(error)))
+    return f"{message}. {TRACEBACK_IN} {file.name}"
