@@ -171,3 +171,16 @@ def test_a_port_that_is_in_use_is_named(monkeypatch):
         monkeypatch.setenv("MASTER_PORT", port)
         with pytest.raises(UserError, match=f"MASTER_PORT={port} at MASTER_ADDR=localhost is in use"):
             world.start()
+
+
+def test_a_rank_whose_torchrun_has_ended_does_not_wait_for_it(monkeypatch):
+    monkeypatch.setattr("canter.core.distributed.world.SECONDS", 0.0)
+    with socket.socket() as taken:
+        taken.bind(("localhost", 0))  # nobody listens
+        port = str(taken.getsockname()[1])
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "localhost"}.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("MASTER_PORT", port)
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+        with pytest.raises(UserError, match=f"torchrun's agent at MASTER_ADDR=localhost, MASTER_PORT={port} has ended"):
+            world.start()

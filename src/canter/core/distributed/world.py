@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -17,7 +19,7 @@ from torch.distributed import PrefixStore, Store, TCPStore  # pyright: ignore[re
 
 from canter.core import distributed
 from canter.core.distributed.shared_memory import share_memory
-from canter.core.distributed.watch import Watch, activity
+from canter.core.distributed.watch import SECONDS, TRIES, Watch, activity
 from canter.core.registry import UserError
 
 
@@ -101,11 +103,11 @@ class World:
         self.watch.beat()
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() and dist.is_nccl_available() else "gloo"
         self.cores_before = pin_cores(group)
+        self.watch.start()  # before the first exchange, in which torchrun's agent may die
         with batch_scheduling():
             dist.init_process_group(backend, store=group, rank=rank, world_size=size, timeout=NEVER)
         distributed.shared = share_memory(group, distributed.largest)
         activity.on_loss = self._report_loss
-        self.watch.start()
         return True
 
     def end(self) -> None:
@@ -162,13 +164,35 @@ def _connect(server: bool) -> TCPStore:
     """Connect to the store of torchrun's agent or, without one, of rank 0."""
     address = os.environ["MASTER_ADDR"]
     port = int(os.environ["MASTER_PORT"])
-    server = server and os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") != str(True)
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE", "") == str(True):
+        _require_agent(address, port)
+        server = False
     try:
         return TCPStore(address, port, is_master=server, timeout=START_TIMEOUT, wait_for_workers=False)
     except dist.DistError as error:
         what = "is in use" if "EADDRINUSE" in str(error) else "does not answer"
         text = f"MASTER_PORT={port} at MASTER_ADDR={address} {what}; choose another port for the ranks"
         raise UserError(text) from error
+
+
+def _require_agent(address: str, port: int) -> None:
+    """Raise UserError if torchrun's agent, which started this rank and keeps the store, has ended.
+
+    `TCPStore` would wait for it until `START_TIMEOUT`, and say so in pages.
+    """
+    for _ in range(TRIES):
+        try:
+            socket.create_connection((address, port), START_TIMEOUT.total_seconds()).close()
+        except ConnectionRefusedError:
+            time.sleep(SECONDS)
+        except OSError:  # no network or no such address, which `TCPStore` reports
+            return
+        else:
+            return
+    raise UserError(
+        f"torchrun's agent at MASTER_ADDR={address}, MASTER_PORT={port} has ended, so this rank ends; "
+        "start torchrun again"
+    )
 
 
 def require_equal_on_ranks(values: dict[str, str]) -> None:
