@@ -5,10 +5,14 @@ from typing import Any
 import pytest
 import torch
 from test_rl_games_runner import OBS, points, settings  # noqa: F401
+from test_rsl_rl_runner import OBS as PLACE
+from test_rsl_rl_runner import Robots
+from test_rsl_rl_runner import settings as rsl_settings
 from torch import nn
 
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import Runner, model_builder
+from canter.compat.rsl_rl import OnPolicyRunner
 from canter.core.plain import ConfigError
 
 
@@ -145,3 +149,85 @@ def test_what_a_network_builder_cannot_do_here_is_refused(tmp_path, points):  # 
     model_builder.register_network("own_net", Buffered)
     with pytest.raises(ConfigError, match=r"own_net.*buffers grid would be in no file.*persistent=False"):
         runner.run({"train": True})
+
+
+class Model(nn.Module):
+    """A model in RSL-RL's form: own normalizer, grid and std."""
+
+    is_recurrent = False
+
+    def __init__(self, obs, obs_groups, obs_set, output_dim, width=8, distribution_cfg=None):
+        super().__init__()
+        self.groups = obs_groups[obs_set]
+        self.register_buffer("mean", torch.zeros(PLACE))
+        self.mlp = nn.Sequential(nn.Linear(sum(obs[name].shape[-1] for name in self.groups), width), nn.ELU())
+        self.last = nn.Linear(width, output_dim)
+        if distribution_cfg:
+            self.std_param = nn.Parameter(distribution_cfg["init_std"] * torch.ones(output_dim))
+
+    def forward(self, obs, masks=None, hidden_state=None, stochastic_output=False):
+        out = self.last(self.mlp(torch.cat([obs[name] for name in self.groups], -1) - self.mean))
+        if stochastic_output:
+            self.normal = torch.distributions.Normal(out, self.std_param)
+            return self.normal.sample()
+        return out
+
+    output_mean = property(lambda self: self.normal.mean)
+    output_std = property(lambda self: self.normal.stddev)
+
+    def update_normalization(self, obs):
+        self.mean.copy_(obs["policy"].mean(0))
+
+
+class Recurrent(Model):
+    is_recurrent = True
+
+
+def rsl_own(name="test_own_networks:Model", roles=("actor", "critic")):
+    cfg = {"class_name": "GaussianDistribution", "init_std": 0.5, "std_type": "scalar"}
+    sections = {"actor": {"class_name": name, "width": 6, "distribution_cfg": cfg}}
+    sections["critic"] = {"class_name": Model}
+    return rsl_settings(**{role: sections[role] for role in roles})
+
+
+@pytest.mark.parametrize("roles", [("actor", "critic"), ("actor",), ("critic",)])
+def test_a_model_of_rsl_rl_trains_saves_and_loads(tmp_path, caplog, roles):
+    runner = OnPolicyRunner(Robots(), rsl_own(roles=roles), log_dir=str(tmp_path), device="cpu")
+    runner.learn(2)
+    for role in roles:
+        assert f"{role}.class_name=Model: your model, called as in RSL-RL" in caplog.text
+        tree = read_pickled(tmp_path / "model_1.pt")[f"{role}_state_dict"]
+        module = getattr(runner.alg.ppo.model, role).network.model
+        assert set(tree) == set(module.state_dict()), "as RSL-RL's file of the module"
+        assert float(tree["mean"].abs().sum()) > 0, "the model's own statistics were updated"
+    tree = read_pickled(tmp_path / "model_1.pt")
+    moments = tree["optimizer_state_dict"]["state"]
+    assert all(bool(entry["exp_avg_sq"].sum() > 0) for entry in moments.values()), "every parameter learned"
+    again = OnPolicyRunner(Robots(), rsl_own(roles=roles), device="cpu")
+    again.load(str(tmp_path / "model_1.pt"))
+    obs = {"policy": torch.randn(3, PLACE)}
+    torch.testing.assert_close(again.get_inference_policy()(obs), runner.get_inference_policy()(obs))
+    saved = again.alg.save()["optimizer_state_dict"]["state"]
+    for i, entry in moments.items():
+        torch.testing.assert_close(saved[i]["exp_avg"], entry["exp_avg"])
+    again.learn(1)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("test_own_networks:Recurrent", r"actor\.class_name=Recurrent: it is recurrent.*canter\.register"),
+        ("test_own_networks:Absent", r"actor\.class_name='test_own_networks:Absent': test_own_networks has no Absent"),
+        ("nowhere.models:Net", r"actor\.class_name='nowhere.models:Net': import nowhere before the runner"),
+    ],
+)
+def test_models_that_cannot_be_used_are_refused_by_name(name, words):
+    with pytest.raises(ConfigError, match=words):
+        OnPolicyRunner(Robots(), rsl_own(name), device="cpu")
+
+
+def test_a_model_with_another_distribution_is_refused():
+    tree = rsl_own()
+    tree["actor"]["distribution_cfg"] = {"class_name": "BetaDistribution"}
+    with pytest.raises(ConfigError, match=r"actor\.distribution_cfg\.class_name.*Gaussian"):
+        OnPolicyRunner(Robots(), tree, device="cpu")

@@ -75,6 +75,8 @@ class Weights:
     """Statistics of the observations of `actor` and `critic`, and of `value`."""
     optimizers: dict[str, OptimizerProgress] = field(default_factory=dict)
     """Steps and learning rate of the optimizer of each phase, by Canter's names of phases."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Buffers of networks of the user's."""
     iteration: int = 0
     env_steps: int = 0
     """Transitions up to the checkpoint; 0 if the file does not say."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from canter.algorithms.extensions.rnd import RND
 from canter.algorithms.ppo import PPO
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.rsl_rl.own_model import OwnModel
 from canter.compat.weights import (
     Link,
     Statistics,
@@ -83,8 +85,15 @@ def read_weights(path: str | Path) -> Weights:
     return weights_in(read_pickled(path), Path(path))
 
 
-def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
-    """Return the weights of a file's contents."""
+def own_buffers(ppo: PPO) -> dict[str, Tensor]:
+    """Return the buffers of the user's models by their names in a file."""
+    parts = (("actor", ppo.model.actor.network), ("critic", ppo.model.critic.network))
+    own = ((role, network) for role, network in parts if isinstance(network, OwnModel))
+    return {f"{role}.{name}": x for role, network in own for name, x in network.buffers_of_file().items()}
+
+
+def weights_in(tree: Mapping[str, Any], path: Path, own: Mapping[str, Tensor] = MappingProxyType({})) -> Weights:
+    """Return the weights of a file's contents; `own` are the buffers of the user's models."""
     if "actor_state_dict" in tree and "critic_state_dict" in tree:
         models: dict[str, Any] = {}
         for role in ("actor", "critic"):
@@ -93,12 +102,13 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
         models = {_renamed(name): tensor for name, tensor in tree["model_state_dict"].items()}
     else:
         raise CheckpointRefused(path, f"no file of RSL-RL's PPO: it has {', '.join(map(str, list(tree)[:8]))}")
-    names = [name for name in models if ".obs_normalizer." not in name]
+    names = [name for name in models if ".obs_normalizer." not in name and name not in own]
     weights = Weights(parameters={name: models[name] for name in names}, iteration=int(number(tree, "iter", 0)))
     weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer_state_dict"), names)
     for role in ("actor", "critic"):
         found = {name: models.get(f"{role}.obs_normalizer.{name}") for name in ("_mean", "_var", "count")}
-        if found["_mean"] is not None:
+        weights.buffers |= {name: x for name, x in models.items() if name in own and name.startswith(f"{role}.")}
+        if found["_mean"] is not None and f"{role}.obs_normalizer._mean" not in own:
             weights.statistics[role] = _statistics(found)
     if isinstance(tree.get("rnd_state_dict"), Mapping):
         _add_curiosity(weights, tree)
@@ -211,6 +221,10 @@ def links_of(ppo: PPO, std: str) -> list[Link]:
     """
     links: list[Link] = []
     for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
+        if isinstance(part.network, OwnModel):
+            names = [name for name, _ in part.network.model.named_parameters()]
+            links += [Link(f"{role}.{name}", f"{role}.network.model.{name}") for name in names]
+            continue
         network = network_of(part, role)
         behind = f"{role}.mlp.{len(network.hidden)}"
         names = (f"{role}.mlp", f"{role}.rnn.rnn", "-", f"{role}.cnns.{{}}")
@@ -255,7 +269,12 @@ def load(
     unknown = [name for name in unknown if not name.startswith(CURIOSITY)]  # RSL-RL loads it only where it is used
     if unknown and strict and {"actor", "critic"} <= set(parts):
         raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
+    buffers = {name: x for name, x in own_buffers(ppo).items() if name.partition(".")[0] in parts}
+    if strict:
+        check_same(buffers, {name: x for name, x in weights.buffers.items() if name in buffers})
     load_weights(ppo, weights, links, parts, strict)
+    for name, buffer in buffers.items():
+        buffer.copy_(weights.buffers.get(name, buffer))
     rnd = curiosity_of(ppo) if "rnd" in parts else None
     if rnd is not None and curious:
         _load_curiosity(rnd, weights)
@@ -281,6 +300,7 @@ def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5, std: 
         if role in weights.statistics
         for name, tensor in _normalizer(weights.statistics[role], network_of(part, role).normalizers).items()
     }
+    statistics |= {name: buffer.detach().cpu() for name, buffer in own_buffers(ppo).items()}
     rnd = curiosity_of(ppo)
     return {
         **_layout(models, statistics, generation),

@@ -18,6 +18,7 @@ from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv, symmetries_in
 from canter.compat.rsl_rl.logger import Logger
+from canter.compat.rsl_rl.own_model import own_models, use_own_models, with_stand_ins
 from canter.compat.rsl_rl.policy import InferencePolicy
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl_network import generation_of
@@ -94,7 +95,9 @@ class Alg(LearningAlg):
         """
         requested = dict.fromkeys((*PARTS, "iteration"), True) if load_cfg is None else dict(load_cfg)
         parts = tuple(part for part in PARTS if requested.get(part))
-        checkpoint.load(self.ppo, checkpoint.weights_in(loaded_dict, Path("loaded_dict")), parts, strict=strict)
+        own = checkpoint.own_buffers(self.ppo)
+        weights = checkpoint.weights_in(loaded_dict, Path("loaded_dict"), own)
+        checkpoint.load(self.ppo, weights, parts, strict=strict)
         return bool(requested.get("iteration", False))
 
 
@@ -151,7 +154,12 @@ class OnPolicyRunner:
         self.adapter = RslRlEnv(env, device)
         self.adapter.declare(symmetries_in(train_cfg, self.adapter))
         settings = with_step_time(self._with_groups(train_cfg), env)
-        imported = import_config(settings, parity=parity, num_envs=int(env.num_envs), without=ignore)
+        own = own_models(settings)
+        imported = import_config(
+            with_stand_ins(settings, own), parity=parity, num_envs=int(env.num_envs), without=ignore
+        )
+        if own:
+            imported = use_own_models(imported, settings, own, self.adapter.spec, env)
         self.report = imported.report
         self.deviations = self.report  # the former name
         for entry in imported.report.of("changed"):

@@ -1,0 +1,187 @@
+"""Models of the user's, written for RSL-RL 5 (`class_name` of `actor` or `critic`), as networks of Canter.
+
+L steps, B sequences, A action components. The model has its own normalizer, last layer and
+distribution; it is trained by the engine autograd.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from canter.compat.settings.importing import Imported
+from canter.compat.settings.rsl_rl_network import NETWORK_CLASSES, generation_of
+from canter.core.plain import ConfigError
+from canter.core.specs import EnvSpec, TensorSpec
+from canter.core.struct import Obs, State
+from canter.envs.imports import is_allowed
+from canter.nn.heads import WithHeads
+from canter.nn.mlp import Init
+
+_log = logging.getLogger(__name__)
+
+ROLES = ("actor", "critic")
+
+
+def own_models(train_cfg: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
+    """Return the user's class of each network that names one, in settings of 5.x."""
+    generation = generation_of(train_cfg)
+    if generation is None or generation.number < 5:
+        return {}
+    named = {role: (train_cfg.get(role) or {}).get("class_name") for role in ROLES}
+    return {role: _class_of(name, f"{role}.class_name") for role, name in named.items() if _is_own(name)}
+
+
+def _is_own(name: Any) -> bool:
+    if not isinstance(name, str):
+        return name is not None
+    module, _, last = name.rpartition(":" if ":" in name else ".")
+    return bool(module) and last not in NETWORK_CLASSES
+
+
+def _class_of(given: Any, key: str) -> Callable[..., Any]:
+    """Return a class, or that of a name whose package the caller imported before."""
+    if not isinstance(given, str):
+        return given
+    module, _, name = given.rpartition(":" if ":" in given else ".")
+    package = module.partition(".")[0]
+    if package not in sys.modules and not is_allowed(module):
+        raise ConfigError(f"{key}={given!r}: import {package} before the runner, which imports no other package", key)
+    found = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise ConfigError(f"{key}={given!r}: {module} has no {name}", key)
+    return found
+
+
+def with_stand_ins(train_cfg: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return settings with a network that Canter knows in place of each of the user's."""
+    distribution = {"distribution_cfg": (train_cfg.get("actor") or {}).get("distribution_cfg")}
+    stand_in = {"class_name": "MLPModel", "hidden_dims": [1]}
+    return {**train_cfg, **{role: stand_in | (distribution if role == "actor" else {}) for role in own}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnModelConfig:
+    """A model class of the user's, and what RSL-RL calls it with."""
+
+    cls: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    """Settings of the network, without `class_name`."""
+    obs_groups: Mapping[str, Any]
+    """Observation groups of each network."""
+    role: str
+    """actor or critic."""
+    outputs: int
+    container: Callable[..., Any] | None
+    """TensorDict, if the environment's observations are one."""
+
+    @property
+    def init(self) -> Init:
+        """Return torch's own: no layer follows."""
+        return "default"
+
+    def build(self, obs: dict[str, TensorSpec], role: str) -> OwnModel:
+        """Build the model for these observation groups."""
+        return OwnModel(self, obs)
+
+
+class OwnModel(WithHeads):
+    """A model of RSL-RL's form: features are mean and log of the std `[L, B, 2A]`, or values `[L, B, 1]`."""
+
+    def __init__(self, config: OwnModelConfig, obs: dict[str, TensorSpec]) -> None:
+        super().__init__()
+        self.role = config.role
+        self.container = config.container
+        self.groups = tuple(config.obs_groups[config.role])
+        self.normalizers = nn.ModuleList()
+        zeros = {name: torch.zeros(2, *spec.shape, dtype=spec.dtype) for name, spec in obs.items()}
+        arguments = deepcopy(dict(config.arguments))
+        self.model: Any = config.cls(
+            self._batch(zeros, 2), dict(config.obs_groups), config.role, config.outputs, **arguments
+        )
+        name = getattr(config.cls, "__name__", "")
+        if not isinstance(self.model, nn.Module):
+            raise ConfigError(f"{config.role}.class_name={name}: made a {type(self.model).__name__}, not a Module")
+        if self.model.is_recurrent:
+            raise ConfigError(
+                f"{config.role}.class_name={name}: it is recurrent; write it as a network of Canter, "
+                "canter.register('network', NAME), docs/extending.md"
+            )
+        self.features = config.outputs * (2 if config.role == "actor" else 1)
+
+    def _batch(self, obs: Obs, count: int) -> Any:
+        return obs if self.container is None else self.container(obs, batch_size=[count])
+
+    def _flat(self, obs: Obs) -> tuple[Any, torch.Size]:
+        """Return the groups of `[L, B, ...]` as one batch, and its shape before."""
+        shape = obs[self.groups[0]].shape[:2]
+        flat = {name: obs[name].flatten(0, 1) for name in self.groups}
+        return self._batch(flat, shape[0] * shape[1]), shape
+
+    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return the features `[L, B, ...]` of `obs` `[L, B, ...]`, and the state `()`."""
+        batch, shape = self._flat(obs)
+        if self.role == "critic":
+            return self.model(batch).unflatten(0, shape), ()
+        self.model(batch, stochastic_output=True)
+        mean = self.model.output_mean
+        params = torch.cat([mean, self.model.output_std.expand_as(mean).log()], dim=-1)
+        return params.unflatten(0, shape), ()
+
+    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
+        """Return the same: there is no state."""
+        return self(obs, state, reset)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return `()`: the model is feed-forward."""
+        return ()
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Update the model's normalizer with `obs` `[T, N, ...]`; all samples of RSL-RL's are valid."""
+        if hasattr(self.model, "update_normalization"):
+            self.model.update_normalization(self._flat(obs)[0])
+
+    def buffers_of_file(self) -> dict[str, Tensor]:
+        """Return what a file of the model has besides its parameters."""
+        parameters = dict(self.model.named_parameters())
+        return {name: tensor for name, tensor in self.model.state_dict().items() if name not in parameters}
+
+
+def use_own_models(
+    imported: Imported, train_cfg: Mapping[str, Any], own: Mapping[str, Callable[..., Any]], spec: EnvSpec, env: Any
+) -> Imported:
+    """Return the settings with the user's models for actor and critic."""
+    algorithm: Any = imported.config.algorithm
+    if "actor" in own and algorithm.model.distribution == "beta":
+        key = "actor.distribution_cfg.class_name"
+        raise ConfigError(f"{key}: a model of yours is trained with Gaussian distributions only", key)
+    observed = env.get_observations()
+    container = type(observed) if type(observed).__name__ == "TensorDict" else None
+    groups = dict(train_cfg.get("obs_groups") or {})
+    usual = ["policy"] if "policy" in spec.obs else list(spec.obs)
+    groups = {role: list(groups.get(role) or usual) for role in ROLES} | groups
+    for role, cls in own.items():
+        arguments = {key: value for key, value in train_cfg[role].items() if key != "class_name"}
+        config = OwnModelConfig(
+            cls=cls,
+            arguments=arguments,
+            obs_groups=groups,
+            role=role,
+            outputs=int(env.num_actions) if role == "actor" else 1,
+            container=container,
+        )
+        field = "policy" if role == "actor" else "critic"
+        algorithm = replace(algorithm, model=replace(algorithm.model, **{field: config}))
+        why = "your model, called as in RSL-RL; its gradients are those of the engine autograd"
+        name = getattr(cls, "__name__", str(cls))
+        imported.report.add(f"{role}.class_name", name, "mapped", f"algorithm.model.{field}", why)
+        _log.warning("%s.class_name=%s: %s", role, name, why)
+    return replace(imported, config=replace(imported.config, algorithm=algorithm))
