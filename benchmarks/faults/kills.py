@@ -27,8 +27,8 @@ from canter.core.storage.checkpoint import CheckpointStore, load_checkpoint
 from canter.core.storage.validity import flatten
 from canter.nn.policy_file import BEST, POLICIES, read_policy_file
 from canter.runs.hall_of_fame import HALL
-from canter.runs.records import run_status
-from canter.runs.run_folder import CONFIG, RunFolder, is_unstarted
+from canter.runs.records import CONFIG, is_unstarted, run_status
+from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState
 
 ITERATIONS = 14

@@ -229,7 +229,7 @@ def note(frame, event, function):
 
 
 sys.setprofile(note)
-exec(open("ENGINE.py").read())
+runpy.run_path("ENGINE.py", run_name="__main__")
 sys.setprofile(None)
 print("kernels in C:", len(entered) if native.AVAILABLE else "not built")
 print("functions of:", sorted(name for name in modules if name.startswith("canter.functional")))

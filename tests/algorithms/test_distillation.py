@@ -264,7 +264,7 @@ def test_a_mismatch_is_refused_by_name(tmp_path, pendulum):
     for settings, message in (
         ({"teacher": ""}, "teacher is empty"),
         ({"teacher": str(tmp_path / "nothing")}, "there is no policy"),
-        ({"env": CartPole(4)}, r"gives Continuous.*, the environment takes Discrete"),
+        ({"env": CartPole(4)}, r"returns Continuous.*, the environment takes Discrete"),
         ({"teacher_obs": {"polcy": "policy"}}, r"names 'polcy', unknown to the teacher: did you mean policy"),
         ({"teacher_obs": {"policy": "polcy"}}, r"'polcy' here is not there, did you mean policy"),
         ({"num_minibatches": 5}, r"num_minibatches=5 does not divide .* = 8 \* 4 = 32; use .*horizon=10$"),

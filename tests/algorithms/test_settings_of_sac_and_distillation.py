@@ -62,6 +62,7 @@ SAC = {
     "critic.normalizer.eps": (0.5, NORMALIZED),
     "critic.normalizer.eps_on": ("std", NORMALIZED | {"critic.normalizer.eps": 0.5}),
     "critic.normalizer.prior_count": (9.0, NORMALIZED),
+    "critic.normalizer.variance": ("sample", NORMALIZED),
     "critic.precision": ("bfloat16", {}),
     "critic.atoms": (11, {}),
     "critic.support": ([-50.0, 0.0], ATOMS),
@@ -77,6 +78,7 @@ POLICY = {
     "policy.normalizer.eps": (0.5, SEEN),
     "policy.normalizer.eps_on": ("std", SEEN | {"policy.normalizer.eps": 0.5}),
     "policy.normalizer.prior_count": (9.0, SEEN),
+    "policy.normalizer.variance": ("sample", SEEN),
     "policy.precision": ("bfloat16", {}),
     "policy.layer_norm": (True, {}),
     "policy.layer_norm_position": ("after_activation", NORM),
@@ -139,7 +141,10 @@ DISTILLATION |= {
     "optimizer.weight_decay_form": ("coupled", {"optimizer.weight_decay": 0.5}),
     "optimizer.max_grad_norm": (1e-3, {"optimizer.eps": 0.1}),
 }
-ELSEWHERE = ("cnn.", "learning_rate.", "mixture.", "policy.kind", "replay.save")
+ELSEWHERE = (
+    *("cnn.", "learning_rate.", "mixture."),
+    *("policy.kind", "policy.module", "policy.arguments", "replay.save"),
+)
 """Parts of other tables: images, schedules and kinds of networks act as in PPO; `replay.save` concerns checkpoints."""
 WHOLE = {"policy", "critic", "optimizer", "critic_optimizer", "policy.rnn"}
 """Keys of a whole part, whose settings are varied."""

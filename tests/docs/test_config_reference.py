@@ -42,8 +42,9 @@ def test_a_field_is_written_with_type_default_and_docstring(reference):
     assert "*a number*; default `0.95`" in text
     assert "*a list of integers*; default `[64, 64]`" in text
     assert "*`step` or `time`*; default `step`" in text
-    standard, stack = (f"([{name}](#config-{name.lower()}))" for name in ("NetworkConfig", "StackNetworkConfig"))
-    assert f"*`standard` {standard} or `stack` {stack} or `null`*; default `null`" in text
+    names = {"standard": "NetworkConfig", "module": "ModuleConfig", "stack": "StackNetworkConfig"}
+    kinds = " or ".join(f"`{kind}` ([{name}](#config-{name.lower()}))" for kind, name in names.items())
+    assert f"*{kinds} or `null`*; default `null`" in text
 
 
 def test_a_field_without_docstring_is_a_warning(reference, caplog):

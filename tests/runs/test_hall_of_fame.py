@@ -38,7 +38,7 @@ def finish(runs, name, mean, *, env=ENV, spread=0.0, seed=0):
 
 
 def hall(runs, env=ENV):
-    return HallOfFame(runs / "hall_of_fame", {**problem_of(env), "episodes": 10})
+    return HallOfFame(runs / "hall_of_fame", problem_of(env))
 
 
 def test_a_run_is_compared_with_all_before_it(tmp_path):
@@ -98,9 +98,13 @@ def test_other_settings_are_another_problem(change, tmp_path):
     assert all(name.startswith(("CartPole-v1-", "Acrobot-v1-")) for name in names)
 
 
-def test_another_number_of_episodes_is_another_yardstick(tmp_path):
+def test_runs_with_different_numbers_of_episodes_are_compared_and_one_episode_is_too_few(tmp_path):
     finish(tmp_path, "first", 1)
-    assert enter_hall_of_fame(tmp_path / "first", ENV, [1.0] * 11, 0).startswith("First result")
+    assert "of run first" in finish(tmp_path, "second", 2)
+    assert "run second has" in enter_hall_of_fame(tmp_path / "first", ENV, [1.0] * 11, 0)
+    assert enter_hall_of_fame(tmp_path / "first", ENV, [1.0], 0) == (
+        "One episode is too few for a comparison with other runs"
+    )
 
 
 def average(runs, name, mean, ci=0.0, *, env=ENV, training=False):
@@ -175,7 +179,7 @@ def test_an_entry_cannot_lead_out_of_the_hall(tmp_path):
 
 def test_where_there_is_no_policy_or_no_room_the_sentence_says_so(tmp_path, monkeypatch):
     (tmp_path / "run").mkdir()
-    assert enter_hall_of_fame(tmp_path / "run", ENV, [1.0], 0).startswith(
+    assert enter_hall_of_fame(tmp_path / "run", ENV, [1.0] * 10, 0).startswith(
         "The hall of fame was not updated: there is no"
     )
     finish(tmp_path, "run", 1)

@@ -119,8 +119,8 @@ def test_a_run_without_its_ring_continues_and_says_so(tmp_path, caplog):
         trainer.learn(30)
         updates = trainer.algorithm.updates
         assert "left out of checkpoints (replay.save=false)" in trainer.algorithm.about()["replay"]
-    size = sum(file.stat().st_size for file in (tmp_path / "run" / "checkpoints").rglob("tensors.safetensors"))
-    assert size < 40_000 and updates == 23
+    sizes = [file.stat().st_size for file in (tmp_path / "run" / "checkpoints").rglob("tensors.safetensors")]
+    assert max(sizes) < 40_000 and updates == 23
     with Trainer(config, folder=RunFolder(tmp_path / "run", config.checkpoints)) as trainer:
         assert "the policy collects 512 transitions before learning goes on" in caplog.text
         trainer.learn(7)
@@ -136,7 +136,7 @@ def test_commands_take_a_run_of_sac(tmp_path, capsys, monkeypatch):
     main(f"train tensor:pendulum --algorithm sac --total-steps 416 --name a {flags}".split())
     out = capsys.readouterr().out
     assert "Training SAC on tensor:pendulum with the preset Pendulum-sac" in out
-    assert "then 4 updates on 256 replayed transitions each; the first 100 steps are random" in out
+    assert "then 32 updates on 256 replayed transitions each; the first 100 steps are random" in out
     assert "replay: 20,000 transitions, 1 MB on cpu, saved in checkpoints" in out
     main(["eval", "a", "--episodes", "2"])
     main(["report", "a"])

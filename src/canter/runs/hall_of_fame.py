@@ -5,7 +5,7 @@ source (`canter.envs.source`), and a score: the mean return of a run's final pol
 new episodes without exploration noise. The return during training would depend on the noise, and
 the best of many checkpoints would be a lucky one. Every run plays its own episodes, so the standard
 error says how certain a mean is; a lead within twice the standard error of the difference is
-reported as possible noise. Another number of episodes is another problem.
+reported as possible noise. The mean of a single episode has no standard error and is not entered.
 
 If episodes never end, or the score is the long-run average (`algorithm.objective: average` or
 `checkpoints.best_by: lta`), the problem has two other halls instead: by the average of the final
@@ -90,12 +90,14 @@ def enter_hall_of_fame(run: Path, env: EnvConfig, returns: Sequence[float], seed
     The hall is next to the run. If it cannot be used, the sentence says why; no exception is
     raised.
     """
+    if len(returns) < 2:
+        return "One episode is too few for a comparison with other runs"
     mean = math.nan
     error = math.nan
     if all(map(math.isfinite, returns)):
         mean = math.fsum(returns) / len(returns)
-        error = math.sqrt(math.fsum((x - mean) ** 2 for x in returns) / max(1, len(returns) - 1) / len(returns))
-    return _enter(run, problem_of(env) | {"episodes": len(returns)}, mean, error, seed)
+        error = math.sqrt(math.fsum((x - mean) ** 2 for x in returns) / (len(returns) - 1) / len(returns))
+    return _enter(run, problem_of(env), mean, error, seed)
 
 
 def enter_by_average(

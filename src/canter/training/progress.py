@@ -22,17 +22,15 @@ from canter.runs.writers import LogRow
 from canter.training.episodes import Episodes
 
 PARTS: tuple[str, ...] = ("env", "policy", "update", "other")
-"""Stepping environments, choosing actions and recording them, learning, and the rest: logs,
-console, checkpoints."""
+"""Stepping environments, choosing and recording actions, learning, and the rest, such as logs."""
 
 
 class Stopwatch:
     """Divides the time between readings among the `PARTS`; no moment is counted twice or lost.
 
     This is host time, since a sync with the GPU would slow it down. On a GPU, `env` and `policy`
-    are the time to queue the work, and `update`, which ends when its metrics are read, includes the
-    wait for all of it. A collection that is replayed as one CUDA graph has no laps and counts as
-    `update` too.
+    are the time to queue the work; `update` ends when its metrics are read, and includes the wait
+    for all of it, and for a collection that is replayed as one CUDA graph.
     """
 
     def __init__(self) -> None:
@@ -166,7 +164,7 @@ class Report(Counters):
     metrics: dict[str, float]
     """Metrics of the last update, of the environments (`env/...`), and of callbacks."""
     custom: list[str] = field(default_factory=list)
-    """Names of those that callbacks added."""
+    """Names of the metrics that callbacks added."""
 
     @property
     def iteration(self) -> int:
@@ -177,10 +175,10 @@ class Report(Counters):
         """Return the report as a flat mapping; equal runs differ in `seconds` and `time/...`."""
         own = {name.rstrip("_"): getattr(self, name) for name in COLUMNS}
         times = {f"time/{part}": seconds for part, seconds in self.times.items()}
-        speed = {"time/steps_per_second": self.rollout_steps / max(sum(self.times.values()), 1e-9)}
-        # The environment did not report these in this rollout; JSON has no NaN.
+        times["time/steps_per_second"] = self.rollout_steps / max(sum(self.times.values()), 1e-9)
+        # NaN: the environment reported nothing in this rollout.
         silent = {name: None for name, value in self.metrics.items() if name.startswith("env/") and math.isnan(value)}
-        return LogRow({"iteration": self.iteration} | own | times | speed | self.metrics | silent, self.custom)
+        return LogRow({"iteration": self.iteration} | own | times | self.metrics | silent, self.custom)
 
 
 COLUMNS = tuple(part.name for part in fields(Report) if part.name not in ("times", "metrics", "custom"))
@@ -218,13 +216,11 @@ class RunProgress:
         self.start = time.perf_counter()
         """Clock reading at which training would have started without interruptions."""
         self.unread: list[Tensor] = []
-        """After each iteration since the last row: transitions and optimizer steps since that row,
-        `[2]` float64 on the device."""
+        """Transitions and optimizer steps since the last row, after each iteration: `[2]` float64."""
         self.unread_transitions = 0
-        """Upper bound of those transitions: every step of a rollout may be one."""
+        """Upper bound of those transitions."""
         self.metrics: Metrics = {}
-        """Metrics of the last iteration, on the device; {} if they are lost with an iteration that
-        was undone."""
+        """Metrics of the last iteration, on the device; {} if that iteration was undone."""
         self.stopped = False
         """The user's callback has ended the run."""
         self.evaluation: float | None = None
@@ -374,8 +370,7 @@ class RunProgress:
     def forget_after(self, good: int) -> None:
         """Undo all iterations since the last row but the first `good` of them."""
         lost = len(self.unread) - good
-        if lost:
-            self.metrics = {}
+        self.metrics = {} if lost else self.metrics
         del self.unread[good:]
         steps = self.counters.train_steps // max(self.iteration, 1)
         self._count(rollouts=-lost, updates=-lost, train_steps=-lost * steps)

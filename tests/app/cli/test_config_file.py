@@ -59,7 +59,7 @@ def test_a_dumped_config_reads_back_equal_over_any_base(config, tmp_path):
 def test_a_constant_schedule_is_a_number_and_the_others_name_their_kind():
     plain = to_plain(RICH)["algorithm"]
     assert plain["critic_optimizer"]["learning_rate"] == 1e-3
-    assert plain["entropy_coef"] == {"kind": "linear", "start": 0.01, "end": 0.0}
+    assert plain["entropy_coef"] == {"kind": "linear", "start": 0.01, "end": 0.0, "begin_at": 0.0, "end_at": 1.0}
     assert plain["optimizer"]["learning_rate"]["kind"] == "adaptive_kl"
     assert plain["model"]["critic"]["obs_groups"] == ["critic"]
 

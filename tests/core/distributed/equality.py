@@ -69,7 +69,7 @@ def run(case, folder):
     torch.set_default_dtype(torch.float64 if exact else torch.float32)
     config, rows = from_plain(settings, TrainConfig()), []
     env = InDouble(config.env.build("cpu")) if exact else config.env.build("cpu")
-    with canter.Trainer(config, lambda report: rows.append(report.row()), env=env) as trainer:
+    with canter.Trainer(config, lambda report: rows.append(dict(report.row())), env=env) as trainer:
         trainer.learn()
         weights = trainer.algorithm.state_dict()["model"]
     env.close()

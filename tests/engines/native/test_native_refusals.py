@@ -41,7 +41,7 @@ def test_supported_losses_are_not_refused():
         (PPOLoss(advantage="rank"), "advantage_normalization"),
         (PPOLoss(terms=(lambda batch, output: {},)), "the hook loss of an extension"),
         (PPOLoss(moving_kl=True), "kl=rl_games"),
-        (PPOLoss(update_obs_stats_per_minibatch=True), "obs_statistics=minibatch"),
+        (PPOLoss(update_obs_stats_per_minibatch="minibatch"), "obs_statistics=minibatch"),
         (PPOLoss(trunk_value=True), "central_value.actor_value"),
         (LaterLoss(margin=0.0), "margin=0.0"),
     ],

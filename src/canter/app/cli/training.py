@@ -68,7 +68,7 @@ def demo_command(arguments: argparse.Namespace) -> None:
     folder: Path = arguments.folder
     if os.path.lexists(folder):
         other = folder.with_name(f"{folder.name}-2")
-        raise UsageError(f"{folder} exists already and is kept; to run the demo again: canter demo --folder {other}")
+        raise UsageError(f"{folder} already exists and is kept; to run the demo again: canter demo --folder {other}")
     print("CartPole-v1: push a cart so that its pole stays upright. The return is the number of steps, at most 500.")
     flags = {"--run-dir": folder.parent, "--name": folder.name, "--until.seconds": arguments.seconds}
     train_command(parse_arguments("train", [DEMO_ENV, *(f"{flag}={value}" for flag, value in flags.items())]))
