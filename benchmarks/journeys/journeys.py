@@ -211,6 +211,7 @@ print("losses:", sorted(name for name in metrics if name.startswith("loss/")))
 """
 
 CALLS = """
+import runpy
 import sys
 
 from canter.engines import native
