@@ -19,7 +19,11 @@ myst_heading_anchors = 3
 
 autodoc_member_order = "bysource"
 autodoc_class_signature = "separated"
-autodoc_typehints = "none"
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True  # as in the source, not `<function ignore at 0x7f...>`
+python_use_unqualified_type_names = True
+maximum_signature_line_length = 88
 default_role = "code"  # docstrings mark names by single backticks, as Markdown does
 
 html_theme = "furo"

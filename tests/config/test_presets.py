@@ -47,3 +47,9 @@ def test_a_preset_may_extend_another_and_shared_settings_are_no_preset(tmp_path)
 def test_presets_of_every_file_are_installed():
     assert {"CartPole", "HalfCheetah", "Atari", "Rendezvous", "tensor:maze", "sac"} <= {*presets}
     assert not [name for name in presets if name.startswith("_")]
+
+
+def test_a_landing_of_either_ending_is_a_success():
+    success = presets["LunarLander"].success
+    assert success.holds(250.0, terminated=False) and success.holds(250.0, terminated=True)
+    assert not success.holds(150.0, terminated=True)

@@ -1,6 +1,7 @@
 """Run the code blocks of the documentation and parse its commands."""
 
 import contextlib
+import inspect
 import io
 import re
 import shlex
@@ -132,6 +133,17 @@ def test_the_makefile_has_the_named_targets(page):
 def test_every_public_name_is_in_the_reference():
     text = (ROOT / "docs" / "api.md").read_text()
     assert set(re.findall(r"^\.\. auto\w+:: canter\.(\w+)$", text, re.MULTILINE)) == set(canter.__all__)
+
+
+@pytest.mark.parametrize("name", canter.__all__)
+def test_public_signatures_have_no_lambdas(name):
+    shown = getattr(canter, name)
+    if not inspect.isclass(shown):
+        functions = [shown] if inspect.isroutine(shown) else []
+    else:
+        functions = [value for key, value in vars(shown).items() if key == "__init__" or not key.startswith("_")]
+    for function in filter(inspect.isfunction, functions):
+        assert "<lambda>" not in str(inspect.signature(function))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -130,7 +130,7 @@ class Player:
         self,
         num_games: int | None = None,
         max_steps: int | None = None,
-        on_step: Callable[[PlayStep], Any] = lambda played: None,
+        on_step: Callable[[PlayStep], Any] | None = None,
     ) -> PlayResult:
         """Play `num_games` episodes or `max_steps` steps of every environment, the shorter of both.
 
@@ -145,7 +145,8 @@ class Player:
         counter = EpisodeCounter(self.env, num_games)
         for number, played in enumerate(self.steps(), start=1):
             counter.add(played.step)
-            on_step(played)
+            if on_step is not None:
+                on_step(played)
             if counter.complete or number == max_steps:
                 break
         return counter.result()

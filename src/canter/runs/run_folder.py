@@ -99,7 +99,7 @@ class RunFolder:
         checkpoints: CheckpointConfig | None = None,
         *,
         settings: str | None = None,
-        examine: Callable[[str | None, ProgressSnapshot], None] = lambda settings, progress: None,
+        examine: Callable[[str | None, ProgressSnapshot], None] | None = None,
         from_scratch: bool = False,
     ) -> None:
         self.path = Path(path)
@@ -215,7 +215,8 @@ class RunFolder:
         check_same(what, {"iteration": progress.iteration}, {"iteration": iteration})
         self._saved = iteration
         self._identity = tree["identity"]["run"]
-        self.examine(tree["identity"]["settings"], progress)
+        if self.examine is not None:
+            self.examine(tree["identity"]["settings"], progress)
 
     def _check_fits(self, iteration: int, tree: dict[str, Any], state: TrainState) -> None:
         """Raise Mismatch or CheckpointCorrupt unless the checkpoint was made by such a run."""

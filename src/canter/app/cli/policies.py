@@ -187,7 +187,7 @@ def play_games(player: Player, opened: OpenEnv, arguments: argparse.Namespace) -
         print(f"In mjlab's viewer {viewer}, until it is closed or Ctrl+C is pressed", flush=True)
         return play_in_viewer(player, viewer, arguments.episodes, arguments.max_steps)
     recorder = None if video is None else Recorder(player.env, video, caption=arguments.caption)
-    with nullcontext(lambda turn: None) if recorder is None else recorder as on_step:
+    with nullcontext() if recorder is None else recorder as on_step:
         return player.play(arguments.episodes or 1, arguments.max_steps or PLAY_MAX_STEPS, on_step)
 
 
