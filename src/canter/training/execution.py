@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -254,7 +256,7 @@ class Graph:
             graph.register_generator_state(generator)
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            with _no_garbage_collection(), torch.cuda.graph(graph, stream=self.stream):
                 self.output = self.function()
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
@@ -266,6 +268,19 @@ class Graph:
         # before.
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = graph
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Collect garbage before a capture and none within it: freeing an old graph there would end the capture."""
+    gc.collect()
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class ActGraph:
