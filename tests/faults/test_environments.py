@@ -12,8 +12,8 @@ import pytest
 
 from canter.app.cli import main
 from canter.core.storage.checkpoint import CheckpointStore
+from canter.runs.crash import last_crash
 from canter.runs.records import read_record
-from canter.runs.writers import last_crash
 from covering import usual_of
 
 CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "faults"
@@ -240,6 +240,7 @@ def long_error():
 LOUD = {
     "long_error": long_error,
     "crash": os.abort,
+    "is_killed": lambda: os.kill(os.getpid(), 9),
     "flood": lambda: print("careful: joint limit", file=sys.stderr),
     "closes_stdout": lambda: sys.stdout.close(),
     "closes_stderr": lambda: sys.stderr.close(),
@@ -297,6 +298,16 @@ def test_a_crash_of_the_runs_own_process_leaves_its_line_and_resume_reports_it(t
     assert "loud.py" in (run / "crash.txt").read_text()
     crash = last_crash(run)
     assert crash is not None and crash.startswith("Fatal Python error: Aborted (File ") and "loud.py" in crash
+    # The iteration is one of 32 steps; the last one before the crash is saved or not.
+    said = rf"canter: the process of this run crashed: {re.escape(crash)}; iteration \d+ is saved. Go on with: .*resume"
+    assert re.search(said, ended.stderr)
+
+
+def test_a_run_that_is_killed_is_reported_with_what_is_saved_and_how_to_go_on(tmp_path):
+    ended = train_loud(tmp_path, "is_killed")
+    assert ended.returncode == -9
+    said = r"canter: the process of this run was killed, by a signal or for lack of memory; iteration \d+ is saved. "
+    assert re.search(said + r"Go on with: .* resume runs/run\n", ended.stderr)
 
 
 def test_an_environment_that_floods_standard_error_is_named_once_and_cut(tmp_path):

@@ -6,26 +6,21 @@ continues.
 
 from __future__ import annotations
 
-import faulthandler
 import importlib
 import json
 import logging
 import os
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import IO, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 from canter.core import distributed
 from canter.core.plain import to_plain
 from canter.core.storage.files import read_untrusted
 
 logger = logging.getLogger(__name__)
-
-CRASH = "crash.txt"
-MAX_CRASH_BYTES = 1 << 20
 
 
 class LogRow(dict[str, Any]):
@@ -94,46 +89,6 @@ class Writers:
             writer.close()
         except Exception as error:
             logger.debug("%s could not be closed (%s)", type(writer).__name__, error)
-
-
-class CrashFile:
-    """Lets Python write the line of a crash (segmentation fault, abort) to a file of the run.
-
-    The file is removed if nothing crashed. A fault handler that is enabled already is kept.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self.path = folder.absolute() / CRASH
-        self.file: IO[str] | None = None
-
-    def start(self, settings: dict[str, Any]) -> None:
-        """Open the file, without what an earlier attempt left in it."""
-        if not faulthandler.is_enabled():
-            self.file = self.path.open("w")
-            faulthandler.enable(self.file, all_threads=False)
-
-    def write(self, row: dict[str, Any]) -> None:
-        """Write nothing: rows are no crash."""
-
-    def close(self) -> None:
-        """Close the file, and remove it if it is empty."""
-        if self.file is not None:
-            faulthandler.disable()
-            with suppress(OSError):  # an environment may have closed it
-                self.file.close()
-            self.file = None
-            if self.path.stat().st_size == 0:
-                self.path.unlink()
-
-
-def last_crash(folder: Path) -> str | None:
-    """Return how the last attempt of a run crashed, and the innermost line; None if it did not."""
-    try:
-        lines = read_untrusted(folder / CRASH, MAX_CRASH_BYTES, within=folder).decode(errors="replace").splitlines()
-    except OSError:
-        return None
-    places = [line.strip() for line in lines if line.startswith("  File ")]
-    return f"{lines[0]} ({(places or ['no place'])[0]})" if lines else None
 
 
 class TensorBoardWriter:

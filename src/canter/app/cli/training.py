@@ -31,10 +31,10 @@ from canter.core.specs import Env
 from canter.envs import closed_quietly
 from canter.envs.imports import allowed_imports
 from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
+from canter.runs.crash import CRASH, CrashFile, Witness, last_crash
 from canter.runs.permissions import trusted_modules
 from canter.runs.records import find_run
 from canter.runs.run_folder import CONFIG, RunFolder
-from canter.runs.writers import CRASH, CrashFile, last_crash
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped
 
@@ -170,6 +170,7 @@ def train_and_evaluate(
     writers = [
         make_console(arguments.console),
         CrashFile(folder.path),
+        *([] if distributed.active() else [Witness(folder.path, resume_line(folder.path))]),  # torchrun names its ranks
         *(LOGS[name](folder.path) for name in arguments.log),
     ]
     print_at_once = partial(print, flush=True)  # also if the output is a file
