@@ -17,15 +17,15 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 
-CODE_LINES = 31_217
+CODE_LINES = 31_289
 """Code lines of `src/canter`, without docstrings, comments and blanks."""
-PYTHON_FILES = 240
+PYTHON_FILES = 241
 """Python files of `src/canter`."""
 PACKED_ASSIGNMENTS = 100
 """Assignments `a, b = x, y` of `src/canter`: real pairs, or as in a formula."""
 SLACK = 100
 """Code lines below the limit at which the limit must be lowered."""
-READING_PATH = {"train": (99, 5_500), "iteration": (37, 1_070)}
+READING_PATH = {"train": (107, 6_070), "iteration": (37, 1_070)}
 """Files, and code lines of the functions called in them: from `canter.train("CartPole-v1")` to the end of the first
 iteration, and in one collection and update. `python tests/reading_path.py [iteration]`."""
 

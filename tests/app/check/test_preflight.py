@@ -121,7 +121,7 @@ def test_a_healthy_environment_has_nothing_but_ok_and_every_subject():
     assert {finding.level for finding in found} == {"ok"}
     assert {finding.subject for finding in found} == {
         *("observations", "actions", "autoreset", "episodes", "rewards", "seeds"),
-        *("arithmetic", "foresight", "truncation", "engine", "memory"),
+        *("arithmetic", "foresight", "truncation", "engine", "memory", "process"),
     }
     texts = {finding.subject: finding.text for finding in found}
     assert texts["episodes"] == "100 ended in 256 random steps, after 10 steps; 100 terminated, 0 truncated"

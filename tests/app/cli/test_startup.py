@@ -10,7 +10,15 @@ import pytest
 
 from canter.app.cli import COMMANDS
 from canter.app.cli import index as index_module
-from canter.app.cli.index import OWN_ALGORITHMS, SECTIONS, cache_file, cache_key, cached_index, read_index, summary_of
+from canter.app.cli.index import (
+    SECTIONS,
+    cache_file,
+    cache_key,
+    cached_index,
+    read_index,
+    registered_in_source,
+    summary_of,
+)
 from canter.app.cli.parser import Parser
 from canter.app.experiments.foreign import FOREIGN
 
@@ -62,7 +70,7 @@ def test_help_without_a_cache_does_not_wait_for_torch_either(command, tmp_path):
 def test_the_help_has_the_cached_index_s_words(cached, monkeypatch):
     (file,) = (Path(cached["XDG_CACHE_HOME"]) / "canter").iterdir()
     stored = json.loads(file.read_text())["index"]
-    assert stored["algorithms"] == [*OWN_ALGORITHMS]
+    assert stored["algorithms"] == registered_in_source()
     for command in COMMANDS.values():
         short = {} if command.settings is None else command.settings.short
         for key, metavar, _ in short.values():

@@ -11,6 +11,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -24,8 +25,6 @@ from canter.core.registry import PLUGINS
 from canter.core.storage.files import replace_file
 
 PACKAGE = Path(__file__).parents[2]
-OWN_ALGORITHMS = ("distillation", "ppo", "sac")
-"""Algorithms that come with Canter."""
 GYMNASIUM = "gymnasium.envs."
 """Prefix of the entry points of the environments that come with Gymnasium itself."""
 
@@ -49,7 +48,14 @@ def known_algorithms() -> list[str]:
     if "canter.app.api" in sys.modules:
         return read_index("algorithms")
     index = _read_cache(cache_key())
-    return [*OWN_ALGORITHMS] if index is None else index["algorithms"]
+    return registered_in_source() if index is None else index["algorithms"]
+
+
+def registered_in_source() -> list[str]:
+    """Return the names under which Canter's own algorithms are registered, without importing them."""
+    sources = (PACKAGE / "algorithms").rglob("*.py")
+    names = (re.findall(r'^@algorithms\.register\("(\w+)"\)', path.read_text(), re.MULTILINE) for path in sources)
+    return sorted(name for found in names for name in found)
 
 
 @cache
@@ -139,7 +145,7 @@ def _free_settings() -> list[str]:
     from canter.config import TrainConfig
     from canter.core.hints import config_keys, is_free
 
-    return [key for key, hint in config_keys(TrainConfig, with_old_names=True).items() if is_free(hint)]
+    return sorted(key for key, hint in config_keys(TrainConfig, with_old_names=True).items() if is_free(hint))
 
 
 def _old_settings() -> list[str]:
@@ -152,7 +158,7 @@ def _old_settings() -> list[str]:
 def _algorithms() -> list[str]:
     from canter.algorithms.base import algorithms
 
-    return [*algorithms]
+    return sorted(algorithms)
 
 
 def _tensor() -> dict[str, str]:
