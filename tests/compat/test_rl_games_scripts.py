@@ -90,7 +90,7 @@ def test_a_recurrent_central_value_is_reported():
         ({"network__normalization": "layer_norm"}, r"model\.policy\.layer_norm=true: no file of rl_games"),
         (
             {"network__separate": True, "config__central_value_config": CENTRAL},
-            r"network\.separate=True beside central",
+            r"network\.separate=True with central",
         ),
     ],
 )

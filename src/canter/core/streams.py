@@ -78,7 +78,7 @@ class FloodLimit:
     def __init__(self) -> None:
         self.since = -math.inf
         self.characters = 0
-        self.told = False
+        self.named = False
 
     def limited(self, text: str) -> str:
         """Return the part of a text to write; a text of the run itself is not limited."""
@@ -89,9 +89,9 @@ class FloodLimit:
             self.characters = 0
         kept = text[: max(0, FLOOD_CHARACTERS - self.characters)]
         self.characters += len(text)
-        if len(kept) == len(text) or self.told:
+        if len(kept) == len(text) or self.named:
             return kept
-        self.told = True
+        self.named = True
         limit = f"{FLOOD_CHARACTERS:,} characters of it in {FLOOD_SECONDS:.0f} s"
         return f"{kept}\ncanter: {_running[-1]} writes much to standard error ({_place()}); at most {limit} are shown\n"
 

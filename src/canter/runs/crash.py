@@ -1,4 +1,4 @@
-"""What is left and said when the process of a run crashes or is killed.
+"""Traces and a last message of a run whose process crashes or is killed.
 
 Nothing here imports torch: the witness imports this module after the run is gone.
 """

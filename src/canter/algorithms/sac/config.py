@@ -144,7 +144,7 @@ class SACSettings:
             )
 
     def updates_after(self, transitions: int) -> int:
-        """Return the number of updates of the critics after a rollout of so many transitions.
+        """Return the number of updates of the critics after a rollout of that many transitions.
 
         Raises UserError if it is not a whole number of at least 1.
         """

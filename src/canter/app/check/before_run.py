@@ -71,7 +71,7 @@ def check_machine(config: TrainConfig) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise ConfigError for a device that torch does not know or cannot find."""
+    """Raise ConfigError for a device that torch does not support or cannot find."""
     try:
         kind = torch.device(device)
     except RuntimeError as error:

@@ -241,7 +241,7 @@ def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:
         value = getattr(env, name)
         if value != getattr(base, name):
             raise UserError(
-                f"env.{name}={value} would have no effect on an environment that is made already: give its class or "
+                f"env.{name}={value} would have no effect on an environment that exists already: pass its class or "
                 "a function that makes it instead (to a canter.envs.gymnasium.GymnasiumEnv, info_keys are an argument)"
             )
 
@@ -306,7 +306,7 @@ def _env_of(policy: Any, run: Path | None) -> EnvConfig:
         return stored_config(folder).env
     env_id = policy.spec.env_id if isinstance(policy, Policy) else ""
     if not env_id:
-        raise UserError("env: this policy does not name its environment; give one, or a run")
+        raise UserError("env: this policy does not name its environment; pass one, or a run")
     return EnvConfig(id=env_id)
 
 

@@ -53,13 +53,13 @@ class GroupScore:
 
 @dataclass(frozen=True)
 class SettingsComparison:
-    """The groups of one environment beside a base, from which most others differ in one setting."""
+    """The groups of one environment and a base, from which most others differ in one setting."""
 
     measure: str
     """Name of the score that is compared."""
     base: GroupScore
     others: list[GroupScore]
-    """Those that differ in one setting first."""
+    """Pairs, those that differ in one setting first."""
 
 
 def compare_settings(groups: Sequence[Group]) -> SettingsComparison:

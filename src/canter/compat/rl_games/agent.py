@@ -184,7 +184,7 @@ class Agent:
         separate = (self.params.get("network") or {}).get("separate") in (True, "True")
         if separate and self.config.get("central_value_config"):
             raise ConfigError(
-                "network.separate=True beside central_value_config: rl_games' file also holds the actor's own critic, "
+                "network.separate=True with central_value_config: rl_games' file also holds the actor's own critic, "
                 "which is not trained here; write separate: False, its values are used by neither"
             )
         self.files.dump(self.algorithm, 0, 0, 0.0)

@@ -1,4 +1,4 @@
-"""What scripts hook into rl_games' agents: observers, and overrides, which are refused."""
+"""Hooks of scripts into rl_games' agents: observers, and overrides, which are refused."""
 
 from __future__ import annotations
 

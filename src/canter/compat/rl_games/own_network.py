@@ -159,7 +159,7 @@ class OwnNetwork(WithHeads):
 
 
 def make_module(config: OwnNetworkConfig, input_shape: Any) -> Any:
-    """Return the builder's module, built with the arguments that rl_games gives."""
+    """Return the builder's module, built with rl_games' arguments."""
     name = config.params.get("name")
     builder = config.builder()
     if not (hasattr(builder, "load") and hasattr(builder, "build")):
@@ -223,7 +223,7 @@ def use_own_network(
     name = params["network"].get("name")
     if algorithm.central_value is not None:
         raise ConfigError(
-            f"network {name!r} beside central_value_config: write it as a network of Canter, "
+            f"network {name!r} with central_value_config: write it as a network of Canter, "
             f"canter.register('network', {name!r}), docs/extending.md"
         )
     config = params["config"]

@@ -279,7 +279,7 @@ def load(
     if rnd is not None and curious:
         _load_curiosity(rnd, weights)
     elif rnd is not None:
-        _log.warning("the file has no rnd_state_dict: predictor and target of the curiosity start anew")
+        _log.warning("the file has no rnd_state_dict: predictor and target of the curiosity restart")
 
 
 def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5, std: StdOf | None = None) -> dict[str, Any]:

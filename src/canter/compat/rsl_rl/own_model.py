@@ -150,7 +150,7 @@ class OwnModel(WithHeads):
             self.model.update_normalization(self._flat(obs)[0])
 
     def buffers_of_file(self) -> dict[str, Tensor]:
-        """Return what a file of the model has besides its parameters."""
+        """Return the entries of a model's file other than its parameters."""
         parameters = dict(self.model.named_parameters())
         return {name: tensor for name, tensor in self.model.state_dict().items() if name not in parameters}
 

@@ -118,7 +118,7 @@ def with_step_time(train_cfg: Mapping[str, Any], env: Any) -> Mapping[str, Any]:
 
 
 def bounded_std_type(train_cfg: Mapping[str, Any]) -> StdOf | None:
-    """Return "log" if `std_type` is "log" beside a `std_range`, for which the std here has another form."""
+    """Return "log" if `std_type` is "log" with a `std_range`, for which the std here has another form."""
     distribution = (train_cfg.get("actor") or {}).get("distribution_cfg") or {}
     return "log" if distribution.get("std_type") == "log" and distribution.get("std_range") else None
 

@@ -42,7 +42,7 @@ def set_normalizer(s: Section, setting: str) -> None:
 
 
 def minibatches(s: Section) -> None:
-    """rl_games gives the size of a minibatch, which must divide the rollout there too."""
+    """rl_games' setting is the size of a minibatch, which must divide the rollout there too."""
     # A central value has one sample for all agents of an environment.
     per_step = s.run.samples_per_step if s.at == CONFIG else s.run.settings.get("env.num_envs")
     if per_step is None:

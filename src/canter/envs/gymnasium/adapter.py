@@ -351,7 +351,7 @@ class GymnasiumEnv:
 
 
 def parse_info_keys(keys: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the requested entries of `info`; a string is one name, as a flag with a single name gives it."""
+    """Return the requested entries of `info`; a string is one name, as from a flag with a single name."""
     if isinstance(keys, str):
         return (keys,)
     if not isinstance(keys, Sequence) or not all(isinstance(key, str) for key in keys):

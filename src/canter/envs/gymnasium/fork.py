@@ -56,7 +56,7 @@ class Fork:
         self.running = running
         """The number of the environment that the process calls."""
         self.call = ""
-        """The call that was asked for last."""
+        """The last call that was requested."""
         self.busy = False
         """True while an answer is on its way."""
         self.cause_of_death = ""

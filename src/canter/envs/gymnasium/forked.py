@@ -244,15 +244,15 @@ class ForkedStepper(SyncStepper):
 
     def _close_in_forks(self) -> bool:
         """Close the environments in the forks and kill late ones; return True if all were closed."""
-        living = [fork for fork in self.forks if not fork.cause_of_death]
+        running = [fork for fork in self.forks if not fork.cause_of_death]
         # If one hung, others may hang too: the run has waited long enough.
-        patience = self.close_timeout if len(living) == len(self.forks) else min(self.close_timeout, 1.0)
+        patience = self.close_timeout if len(running) == len(self.forks) else min(self.close_timeout, 1.0)
         until = time.monotonic() + patience
-        for fork in living:  # an interrupted call may be under way
+        for fork in running:  # an interrupted call may be under way
             self._finish(fork, until)
             with suppress(EnvFailed):
                 fork.ask("close")
-        failures = [failure for fork in living if (failure := self._finish(fork, until)) is not None]
+        failures = [failure for fork in running if (failure := self._finish(fork, until)) is not None]
         for failure in failures:
             logger.warning("environment %s: %s; nothing is lost by it", failure.row, failure)
         return not failures and not any(fork.cause_of_death for fork in self.forks)
