@@ -1,11 +1,13 @@
-"""The machine, and the versions of the packages that a run depends on."""
+"""The machine and process of a run, and the versions of the packages that it depends on."""
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import math
 import platform
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,18 @@ from canter import __version__
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
 """Packages whose versions are recorded if they are installed, besides Canter's own."""
+
+
+@contextmanager
+def gc_paused() -> Iterator[None]:
+    """Pause garbage collection, which is slow and aborts a capture if it frees memory."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 def describe_machine() -> dict[str, Any]:

@@ -6,8 +6,7 @@ import gc
 import logging
 import math
 import time
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from canter.algorithms.base import Algorithm
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
 from canter.core.distributed import cores
+from canter.core.machine import gc_paused
 from canter.core.registry import UserError
 from canter.core.specs import Capturable
 from canter.core.struct import Metrics, tree_copy_, tree_map
@@ -255,8 +255,9 @@ class Graph:
         for generator in self.generators:
             graph.register_generator_state(generator)
         torch.cuda.synchronize()
+        gc.collect()
         try:
-            with _no_garbage_collection(), torch.cuda.graph(graph, stream=self.stream):
+            with gc_paused(), torch.cuda.graph(graph, stream=self.stream):
                 self.output = self.function()
         except RuntimeError as error:
             reason = str(error).strip().partition("\n")[0]
@@ -268,19 +269,6 @@ class Graph:
         # before.
         torch.cuda.current_stream().wait_stream(self.stream)
         self.graph = graph
-
-
-@contextmanager
-def _no_garbage_collection() -> Iterator[None]:
-    """Collect garbage before a capture and none within it: freeing an old graph there would end the capture."""
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 class ActGraph:

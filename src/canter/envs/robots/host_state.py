@@ -8,9 +8,7 @@ a `Snapshot` can restore it, and `Effects` are the difference between two views.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from operator import is_not
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from canter.core.machine import gc_paused
 from canter.core.struct import copy_all_
 
 SCALARS = (int, float, bool, str, type(None))
@@ -29,18 +28,6 @@ SENSOR_CACHE = "_cached_data"
 """Attribute in which a sensor of mjlab caches its result; `_cache_valid` is its flag."""
 
 Path = tuple[Any, ...]
-
-
-@contextmanager
-def gc_paused() -> Iterator[None]:
-    """Pause garbage collection, which is slow and aborts a capture if it frees memory."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 @dataclass(slots=True)

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from canter.envs.robots.host_state import Snapshot, gc_paused
+from canter.core.machine import gc_paused
+from canter.envs.robots.host_state import Snapshot
 
 Recorder = Callable[[Callable[[], Any]], tuple[Callable[[], None], Any]]
 """Records a function; returns a function that replays it, and its output, the same tensors after

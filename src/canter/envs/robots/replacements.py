@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.envs.robots.host_state import gc_paused
+from canter.core.machine import gc_paused
 
 MIN_FORWARD_SPEED = 0.3
 """Lowest speed of commands to walk straight ahead, in m/s."""
