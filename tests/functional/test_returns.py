@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from canter.functional.returns import average_reward_gae, gae, successor_values
+from canter.functional.returns import average_reward_gae, gae, reverse_discounted_sum_, successor_values
 
 
 def rows(*values: float) -> Tensor:
@@ -294,3 +294,13 @@ def test_where_the_final_observation_is_lost_the_value_before_stands_in_for_it()
     # Temporal differences: 1 + 0.5 * 2 - 1 = 1; 1 + 0.5 * 2 - 2 = 0; 1 - 100, without a successor.
     close(advantage, rows(1 + 0.25 * 0, 0, -99))
     close(return_, rows(2, 2, 1))
+
+
+@pytest.mark.parametrize("engine", ["plain", "kernel"])
+def test_the_sum_backwards_in_time_by_hand(engine):
+    function = reverse_discounted_sum_.plain if engine == "plain" else reverse_discounted_sum_
+    x = torch.tensor([[1.0, 8.0], [2.0, 4.0], [3.0, 2.0]])
+    decay = torch.tensor([[0.5, 1.0], [0.25, 0.0], [9.0, 9.0]])  # the last is not used
+    function(x, decay)
+    # 2 + 0.25 * 3 = 2.75, 1 + 0.5 * 2.75 = 2.375; an episode that ends at step 1: 4, 8 + 4
+    assert x.tolist() == [[2.375, 12.0], [2.75, 4.0], [3.0, 2.0]]
