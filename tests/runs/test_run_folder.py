@@ -20,6 +20,7 @@ from canter.envs import EnvConfig
 from canter.nn.policy_file import read_policy_file
 from canter.runs.records import is_unstarted, read_record
 from canter.runs.run_folder import CheckpointConfig, RunFolder
+from canter.runs.state import TrainState
 from canter.training.guard import RunFailed
 from canter.training.trainer import RunStopped, train
 
@@ -246,6 +247,20 @@ def test_a_checkpoint_of_other_settings_is_refused_before_anything_changes(chang
     assert "step-000000000002" in str(caught.value)
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == before
+
+
+def test_a_checkpoint_of_a_version_before_a_setting_was_added_is_resumed(tmp_path, monkeypatch):
+    def without_variance(state):
+        model = fingerprint(state)["model"]
+        assert model["policy"]["normalizer"].pop("variance") == "population"
+        return fingerprint(state) | {"model": model}
+
+    fingerprint = TrainState.fingerprint
+    with monkeypatch.context() as earlier:
+        earlier.setattr(TrainState, "fingerprint", without_variance)
+        train(config_for(iterations=2), folder=RunFolder(tmp_path, EVERY_2))
+    train(config_for(iterations=4), folder=RunFolder(tmp_path, EVERY_2))
+    assert RunFolder(tmp_path).store.steps()[-1] == 4
 
 
 def test_a_checkpoint_that_passes_its_hash_and_cannot_be_restored_is_named(tmp_path):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from canter.core.plain import ConfigError, to_plain, with_current_names
+from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import UserError
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
@@ -229,7 +229,8 @@ class RunFolder:
                 raise CheckpointCorrupt(self.store.path(iteration), "it does not say which run it is of")
         made_for = tree["made_for"]
         if isinstance(made_for, dict) and "model" in made_for:
-            made_for = made_for | {"model": with_current_names(made_for["model"], ModelConfig)}
+            # An earlier version saved older names, and not the settings that were added since.
+            made_for = made_for | {"model": to_plain(from_plain(made_for["model"], ModelConfig()))}
         check_same(what, made_for, state.fingerprint())
         variable = state.algorithm.variable_size_keys
 
