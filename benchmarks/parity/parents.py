@@ -1,6 +1,6 @@
 """The updates of `tests/parity/update_cases.py` by the released source libraries: RSL-RL 5.5.1 and rl_games 1.6.5.
 
-    python benchmarks/parity/parents.py OUT.json [RELEASE]
+    python benchmarks/parity/parents.py OUT.json [RELEASE [PART_OF_A_NAME]]
 
 needs `rsl-rl-lib`, `rl_games` and torch, but not Canter. RELEASE, 1.6.1 or 2.0, runs the cases of that release of
 rl_games, whose sources must be first on the path. RSL-RL runs through `PPO.act`, `process_env_step`,
@@ -152,7 +152,8 @@ class Player:
         self.case, self.data, self.step_number = case, rollouts(case), 0
 
     def _obs(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(self.data[name][self.step_number]) for name in ("obs", "states")}
+        obs = {name: torch.from_numpy(self.data[name][self.step_number]) for name in ("obs", "states")}
+        return obs | {"states": obs["states"][:: self.case["theirs"].get("agents", 1)]}
 
     def reset(self) -> dict[str, torch.Tensor]:
         """The first observation."""
@@ -190,15 +191,16 @@ def rl_games(case: Case) -> Numbers:
     network |= {"mlp": {"units": HIDDEN, "activation": "elu", "initializer": {"name": "default"}}}
     network |= {"rnn": settings.pop("rnn")} if "rnn" in settings else {}
     if "central_value_config" in settings:
-        plain = {key: network[key] for key in ("name", "mlp")}
+        plain = {key: network[key] for key in ("name", "mlp")} | settings.pop("central_network", {})
         settings["central_value_config"] = settings["central_value_config"] | {
             "network": plain | {"central_value": True}
         }
     network["space"], model, space = rl_games_space(case["action"])
     box = gymnasium.spaces.Box
     info = {"observation_space": box(-9, 9, (OBS,)), "state_space": box(-9, 9, (STATES,)), "action_space": space}
+    info |= {"agents": settings.pop("agents", 1)}
     settings |= {
-        "name": "parity", "env_name": "parity", "num_actors": N, "env_info": info, "vec_env": env, "device": "cpu",
+        "name": "parity", "env_name": "parity", "num_actors": N // info["agents"], "env_info": info, "vec_env": env, "device": "cpu",
         "features": {"observer": DefaultAlgoObserver()}, "reward_shaper": tr_helpers.DefaultRewardsShaper(),
         "train_dir": tempfile.mkdtemp(), "print_stats": False,
     }  # fmt: skip
@@ -261,6 +263,7 @@ def rl_games_parameters(agent: Any) -> Named:
     if agent.has_central_value:
         central = agent.central_value_net.model.a2c_network
         found |= mlp_parameters(central.actor_mlp, "critic")
+        found |= rnn_parameters(central.rnn.rnn, "critic") if central.has_rnn else {}
         found |= {f"value.{part}": getattr(central.value, part) for part in ("weight", "bias")}
         found = found if agent.has_value_loss else {k: v for k, v in found.items() if not k.startswith(own)}
     return found
@@ -281,11 +284,11 @@ def rl_games_statistics(agent: Any) -> Numbers:
     return found
 
 
-def main(path: str, release: str | None = None) -> None:
+def main(path: str, release: str = "", only: str = "") -> None:
     torch.set_num_threads(1)
     found = {}
     for name, case in CASES.items():
-        if case["theirs"].get("release") != release:
+        if case["theirs"].get("release", "") != release or only not in name:
             continue
         with contextlib.redirect_stdout(io.StringIO()):
             found[name] = (rsl_rl if case["parent"] == "rsl_rl" else rl_games)(case)

@@ -1,11 +1,11 @@
 """Compare updates with those of RSL-RL 5.5.1 and rl_games 1.6.5, 1.6.1 and 2.0, number for number.
 
-    python benchmarks/parity/updates.py [--parents PYTHON] [--release 1.6.1=FOLDER] [--release 2.0=FOLDER] [--write]
+    python benchmarks/parity/updates.py [--parents PYTHON] [--release 1.6.1=FOLDER] [--release 2.0=FOLDER] [--only PART] [--write]
 
 runs every case of `tests/parity/update_cases.py` by the parents themselves (`parents.py`, with an interpreter that has
 them installed) and by Canter, and prints the largest difference of a parameter, a statistic and the learning rate. It
-fails if one is above 1e-6. `--write` keeps the parents' numbers for `tests/parity/test_updates.py`, which needs
-neither of them. FOLDER holds the package `rl_games` of that release; Isaac Lab's fork is one of 1.6.1.
+fails if one is above 1e-6. `--write` keeps the numbers of the cases that ran for `tests/parity/test_updates.py`,
+which needs neither of them. FOLDER holds the package `rl_games` of that release; Isaac Lab's fork is one of 1.6.1.
 """
 
 # pyright: reportMissingImports=false
@@ -48,17 +48,18 @@ def main() -> int:
     options.add_argument("--parents", default=sys.executable, help="interpreter that has the parents installed")
     options.add_argument("--release", action="append", default=[], help="RELEASE=FOLDER of another rl_games")
     options.add_argument("--write", action="store_true", help="keep the parents' numbers for the tests")
+    options.add_argument("--only", default="", help="cases whose name contains this")
     chosen = options.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "parents.json"
         script = Path(__file__).with_name("parents.py")
         command = [chosen.parents, str(script), str(out)]
-        subprocess.run(command, check=True, cwd=folder)
+        subprocess.run([*command, "", chosen.only], check=True, cwd=folder)
         parents = json.loads(out.read_text())
         for release, _, source in (option.partition("=") for option in chosen.release):
             path = {"PYTHONPATH": str(Path(source).absolute())}
-            subprocess.run([*command, release], check=True, cwd=folder, env=os.environ | path)
+            subprocess.run([*command, release, chosen.only], check=True, cwd=folder, env=os.environ | path)
             parents["cases"] |= json.loads(out.read_text())["cases"]
     print(", ".join(f"{name} {version}" for name, version in parents["versions"].items()))
     print("| case | parameters | statistics | learning rate (relative) |\n| --- | --- | --- | --- |")
@@ -70,7 +71,9 @@ def main() -> int:
         worst = max(worst, *errors.values())
         print(f"| {name} | " + " | ".join(f"{error:.1e}" for error in errors.values()) + " |")
     if chosen.write:
-        EXPECTED.write_text(frozen(parents))
+        kept = json.loads(EXPECTED.read_text())
+        cases = {name: found for name, found in (kept | parents["cases"]).items() if name in CASES}
+        EXPECTED.write_text(frozen({"versions": parents["versions"], "cases": cases}))
     return 0 if worst <= 1e-6 else 1
 
 

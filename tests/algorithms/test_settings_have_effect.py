@@ -6,6 +6,7 @@
 import functools
 import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -165,6 +166,8 @@ VARIED |= {
     "central_value.value_clip": (1e-4, {**CENTRAL, "central_value.value_loss": "clipped"}),
     "central_value.value_coef": (0.3, {**CENTRAL, "central_value.optimizer.max_grad_norm": 1e-3}),
     "central_value.actor_value": (True, CENTRAL),
+    "central_value.agents": ("first", {"agents": 2} | CENTRAL),
+    "central_value.recurrence": ("rl_games", MEMORY | CENTRAL),
     "bonus_value": ({"bonus_value.gamma": 0.9}, {"curious": True}),
     "bonus_value.gamma": (0.5, CURIOUS),
     "bonus_value.gae_lambda": (0.5, CURIOUS),
@@ -187,10 +190,11 @@ NOT_VARIED = {
 class Small(TensorEnv):
     """Reaches after a target; steps take various times, episodes end both ways."""
 
-    def __init__(self, action, images, device):
+    def __init__(self, action, images, device, agents=1):
         shape = {"sequences": (5, 5), True: (5, 5, 1)}.get(images, (2,))
         obs = {"policy": canter.TensorSpec(shape), "other": canter.TensorSpec((1,))}
         super().__init__("test:small", 4, device, obs, action, max_episode_steps=5, durations=True)
+        self.spec = replace(self.spec, num_agents=agents)
 
     def _sample_state(self):
         return {"x": self._uniform(-1.0, 1.0), "v": self._uniform(-1.0, 1.0)}
@@ -210,7 +214,7 @@ class Small(TensorEnv):
 
 
 def flat(settings):
-    given = {key: value for key, value in settings.items() if key not in ("images", "curious")}
+    given = {key: value for key, value in settings.items() if key not in ("images", "curious", "agents")}
     rnd = (canter.RNDConfig(hidden=(4,), num_minibatches=2),) if settings.get("curious") else ()
     return from_plain(nest(given, {}), canter.PPOConfig(extensions=rnd))
 
@@ -218,7 +222,7 @@ def flat(settings):
 @functools.cache
 def _trained(kind, engine, settings, device):
     settings = dict(settings)
-    config, env = flat(settings), Small(KINDS[kind], settings.get("images", False), device)
+    config, env = flat(settings), Small(KINDS[kind], settings.get("images", False), device, settings.get("agents", 1))
     algorithm = config.build(env.spec, 0)
     algorithm.use_engine(engine)
     collector = Collector(env, algorithm, 0)

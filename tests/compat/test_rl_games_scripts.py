@@ -71,16 +71,21 @@ def test_agents_share_the_state_of_their_environment(tmp_path):
     runner.run({"train": True})
     central = runner.agent.imported.config.algorithm.central_value
     assert central.num_minibatches == 16 * N // 64, "of worlds, not of agents"
-    assert "rl_games has one for all" in runner.agent.imported.report.text()
+    assert central.agents == "first"
+    phase = runner.agent.algorithm.phases["central_value"]
+    assert phase.stride == 2, "one sample of each world"
     step = runner.agent.vec_env.groups(runner.agent.vec_env.env._obs())
     assert len(step["policy"]) == len(step["critic"]) == 2 * N
     assert torch.equal(step["critic"][0], step["critic"][1]) and not torch.equal(step["critic"][1], step["critic"][2])
 
 
-def test_a_recurrent_central_value_is_reported():
+def test_a_recurrent_central_value_takes_rl_games_steps_with_parity():
     recurrent = CENTRAL | {"network": CENTRAL["network"] | {"rnn": {"name": "lstm", "units": 4, "layers": 1}}}
-    report = import_config(rl_games(config__central_value_config=recurrent), parity=True).report
-    assert "advances it twice on the last observation" in report.text()
+    given = rl_games(config__central_value_config=recurrent)
+    exact, theirs = import_config(given), import_config(given, parity=True)
+    assert theirs.config.algorithm.central_value.recurrence == "rl_games"
+    assert "takes two on the last one" in exact.report.text()
+    assert "takes two on the last one" not in theirs.report.text()
 
 
 @pytest.mark.parametrize(

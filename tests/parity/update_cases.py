@@ -173,6 +173,14 @@ CENTRAL = {
         "grad_norm": 1.0,
     }
 }
+CENTRAL_RNN = {"central_network": {"rnn": {"name": "lstm", "units": MEMORY, "layers": 1}}, "seq_length": 4}
+CENTRAL_RNN_HERE = {
+    "model.critic.rnn.cell": "lstm",
+    "model.critic.rnn.hidden": MEMORY,
+    "model.critic.rnn.position": "after_mlp",
+    "sequence_length": 4,
+    "central_value.recurrence": "rl_games",
+}
 CENTRAL_HERE = {
     "model.shared_trunk": False,
     "model.critic.hidden": HIDDEN,
@@ -275,6 +283,17 @@ CASES = {
     "rl_games 2.0, both normalisers, legacy adaptive": _rlg(
         {"release": "2.0"} | BOTH | LEGACY, BOTH_HERE | _adaptive("step")
     ),
+    "rl_games lstm central value, lstm": _rlg(
+        BOTH | CENTRAL | CENTRAL_RNN | _rnn("lstm", False),
+        BOTH_HERE | CENTRAL_HERE | CENTRAL_RNN_HERE | _rnn_here("lstm", "after_mlp"),
+    ),
+    "rl_games lstm central value, layers only": _rlg(
+        BOTH | CENTRAL | CENTRAL_RNN, BOTH_HERE | CENTRAL_HERE | CENTRAL_RNN_HERE
+    ),
+    "rl_games central value, two agents": _rlg(
+        BOTH | CENTRAL | {"agents": 2},
+        BOTH_HERE | CENTRAL_HERE | {"central_value.agents": "first", "central_value.num_minibatches": 1},
+    ),
     "rl_games central value, actor without a value": _rlg(
         BOTH | CENTRAL | {"use_experimental_cv": False},
         BOTH_HERE | CENTRAL_HERE | {"central_value.actor_value": False},
@@ -291,7 +310,8 @@ def rollouts(case):
     drawn = [random.randint(n, size=rows) for n in choices]
     for start, action in zip(np.cumsum([0, *choices]), drawn, strict=False):
         np.put_along_axis(mask, (start + action)[..., None], True, axis=-1)
-    return {
+    agents = case["theirs"].get("agents", 1)
+    found = {
         "obs": (2 * random.randn(rows[0] + 1, N, OBS) + 1).astype(np.float32),
         "states": random.randn(rows[0] + 1, N, STATES).astype(np.float32),
         "noise": random.randn(*rows, ACTIONS).astype(np.float32),
@@ -301,6 +321,7 @@ def rollouts(case):
         "mask": mask,
         "choices": np.stack(drawn, -1) if drawn else np.zeros((*rows, 0), int),
     }
+    return found | {"states": found["states"][:, ::agents].repeat(agents, 1)}
 
 
 def order(iteration, count):

@@ -43,7 +43,8 @@ def spec_of(case):
     action = canter.Continuous((-1.0,) * ACTIONS, (1.0,) * ACTIONS)
     if choices:
         action = canter.MultiDiscrete(tuple(choices)) if len(choices) > 1 else canter.Discrete(choices[0])
-    return canter.EnvSpec(groups, action, N, final_obs="unknown", truncates=True)
+    agents = case["theirs"].get("agents", 1)
+    return canter.EnvSpec(groups, action, N, final_obs="unknown", truncates=True, num_agents=agents)
 
 
 def collect(algorithm, data, iteration, state, before):

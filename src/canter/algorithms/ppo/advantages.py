@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -122,6 +122,7 @@ class AverageReward(nn.Module):
 
 
 Objective = Discounted | AverageReward
+Recurrence = Literal["exact", "rl_games"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,7 +174,8 @@ class ValueTargets(TensorStruct):
     """`[T / L, N, ...]` the critic's recurrent state before steps 0, L, 2L, ...; `()` if
     feed-forward."""
     last_state: State
-    """`[N, ...]` the critic's recurrent state after the last step."""
+    """`[N, ...]` the critic's recurrent state after the last step; as in rl_games, after the
+    observation that follows it."""
     bonus_value: Tensor | None = None
     """`[T, N]` values of the bonuses in their own units; None without a second head."""
     bonus_return: Tensor | None = None
@@ -193,6 +195,7 @@ class AdvantageEstimator:
         sequence_length: int,
         bootstrap: bool = True,
         bonus: BonusValueConfig | None = None,
+        recurrence: Recurrence = "exact",
     ) -> None:
         self.model = model
         self.objective = objective
@@ -200,6 +203,7 @@ class AdvantageEstimator:
         self.bootstrap = bootstrap
         """Bootstrap the value of truncated episodes; otherwise they count as terminated."""
         self.bonus = bonus
+        self.recurrence: Recurrence = recurrence
         self.state = model.critic.network.initial_state(num_envs)
 
     def __call__(self, rollout: Rollout[Any]) -> ValueTargets:
@@ -212,7 +216,7 @@ class AdvantageEstimator:
         rollout = self._with_episode_ends(rollout)
         # A shared trunk has one recurrent state, and the policy's was recorded.
         start = tree_map(lambda x: x[0], rollout.state) if self.model.shared_trunk else self.state
-        values, after = self.engine.values(rollout.obs, start, rollout.reset)
+        values, after = self.engine.values(rollout.obs, start, self._resets(rollout))
         final_value = _final_values(rollout, after, self.engine.values)
         next_value = successor_values(values, rollout.done, rollout.reset, final_value)
         return RolloutValues(values[:-1], next_value, start, after)
@@ -235,6 +239,9 @@ class AdvantageEstimator:
             values.start,
             values.after,
         )
+        if self.recurrence == "rl_games":
+            last = rollout.horizon
+            states = states if rollout.state else tree_map(torch.zeros_like, states)
         last_state = tree_map(lambda after: after[last], values.after)
         targets = ValueTargets(values.value, advantage, return_, states, last_state)
         return targets if self.bonus is None else self._with_bonus(self.bonus, rollout, values, targets)
@@ -242,6 +249,17 @@ class AdvantageEstimator:
     def advance(self, targets: ValueTargets) -> None:
         """Start the next rollout from the critic's recurrent state after the last step."""
         tree_copy_(self.state, targets.last_state)
+
+    def _resets(self, rollout: Rollout[Any]) -> Tensor:
+        """Return where values clear the recurrent state, `[T + 1, N]` bool.
+
+        Rl_games clears it after a step, before the second step on the last observation, and never
+        with a feed-forward policy.
+        """
+        if self.recurrence == "exact":
+            return rollout.reset
+        never = torch.zeros_like(rollout.reset)
+        return torch.cat([never[:1], rollout.reset[1:]]) if rollout.state else never
 
     def _with_episode_ends(self, rollout: Rollout[Any]) -> Rollout[Any]:
         """Return the rollout; without `bootstrap`, with truncations changed to terminations."""

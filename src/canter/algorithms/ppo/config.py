@@ -16,7 +16,7 @@ from torch import nn
 
 from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
 from canter.algorithms.extension import AnyExtensionConfig
-from canter.algorithms.ppo.advantages import AverageReward, BonusValueConfig, Discounted, Objective
+from canter.algorithms.ppo.advantages import AverageReward, BonusValueConfig, Discounted, Objective, Recurrence
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.core.plain import check_range
 from canter.core.registry import UserError
@@ -50,6 +50,13 @@ class CentralValueConfig:
     actor_value: bool = False
     """Also train a value head on the policy's own features, by PPO's value loss and towards the
     same returns. Its values are not used; it shapes the features."""
+    agents: Literal["all", "first"] = "all"
+    """With several agents to a world: train on the samples of all of them or, as in rl_games, of
+    the first one."""
+    recurrence: Recurrence = "exact"
+    """Recurrent state of the critic: one step per observation or, as in rl_games, a second step on
+    the observation after each rollout. With a feed-forward policy rl_games also never clears the
+    state for values, and trains every sequence from zeros."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimiser of the critic. An adaptive learning rate follows the KL of the policy's phase."""
 
@@ -57,6 +64,10 @@ class CentralValueConfig:
         """Refuse phases that do nothing."""
         check_range(self, "must be at least 1", "epochs", "num_minibatches")
         check_range(self, "must be above 0", "value_clip", "value_coef")
+
+    def stride(self, spec: EnvSpec) -> int:
+        """Return the distance between environments that are trained on."""
+        return spec.num_agents if self.agents == "first" else 1
 
     def loss_of(self, loss: PPOLoss) -> PPOLoss:
         """Return the critic's part of PPO's loss, with the settings that are overridden here."""
@@ -235,8 +246,8 @@ def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
     networks = (config.model.policy, config.model.critic or config.model.policy)
     feed_forward = all(isinstance(network, NetworkConfig) and network.rnn is None for network in networks)
     sequences = config.horizon * spec.num_envs // (1 if feed_forward else config.sequence_length)
-    counts = (config.num_minibatches, (central or config).num_minibatches)
-    even = all(sequences % count == 0 for count in counts)
+    central_even = central is None or sequences // central.stride(spec) % central.num_minibatches == 0
+    even = central_even and sequences % config.num_minibatches == 0
     average = config.objective == "average"
     undiscounted = average and not config.reward.normalize
     central_unclipped = central and (central.value_loss or config.value_loss) != "clipped"
@@ -258,6 +269,8 @@ def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
         (even, "uneven_minibatches", "the minibatches are even"),
         (spec.truncates is False, "bootstrap_truncated", "episodes of this environment are never truncated"),
         (config.epochs == 1, "recompute_advantage", "with epochs=1 there is no later pass"),
+        (central and spec.num_agents == 1, "central_value.agents", "the worlds have one agent"),
+        (central and feed_forward, "central_value.recurrence", "no network is recurrent"),
         (central, "gradient_clipping", "with central_value each network has its own optimizer, and so its own norm"),
     ]
 

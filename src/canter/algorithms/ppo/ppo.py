@@ -82,11 +82,11 @@ class PPO(Algorithm[PPORecord]):
             self.sequence_length,
             bootstrap=config.bootstrap_truncated,
             bonus=config.bonus_value,
+            recurrence="exact" if config.central_value is None else config.central_value.recurrence,
         )
         self.coefs = Coefs(entropy=torch.tensor(config.entropy_coef.initial, device=spec.device))
         self.policy_kl = torch.zeros((), device=spec.device)
-        """KL of the last phase that measured one; adaptive learning rates of other phases follow
-        it."""
+        """KL of the last phase that measured one; adaptive rates of other phases follow it."""
         self.stream = side_stream(spec.device)
         self.losses = self._build_losses()
         self.optimizers = self._build_optimizers()
@@ -169,7 +169,8 @@ class PPO(Algorithm[PPORecord]):
     def _build_phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
         """Build an optimisation phase: epochs, minibatches and shuffling from the settings."""
         config = self.config
-        block = check_blocks(config.shuffle_blocks, self.spec.num_envs)
+        stride = passes.stride(self.spec) if isinstance(passes, CentralValueConfig) else 1
+        block = check_blocks(config.shuffle_blocks, self.spec.num_envs // stride)
         check_batch(
             self.horizon,
             block,
@@ -186,6 +187,7 @@ class PPO(Algorithm[PPORecord]):
             name=name,
             shuffle=config.shuffle,
             num_envs=self.spec.num_envs,
+            stride=stride,
         )
 
     def empty_record(self) -> PPORecord:

@@ -285,14 +285,14 @@ def central_value(s: Section) -> None:
     apply(NETWORK, s.run.section(f"{CENTRAL}.network", CRITIC))
     apply(CENTRAL_VALUE, s.inner("central_value_config", "central_value"))
     if s.run.agents > 1:
-        why = "one sample for each agent of an environment; rl_games has one for all, with the first agent's return"
-        s.difference(why, "algorithm.central_value")
+        s.set("central_value.agents", "first")
     if s.run.root.has_section(f"{CENTRAL}.network.rnn"):
-        why = (
-            "the central value's recurrent state takes one step for each of the environment; rl_games advances it "
-            "twice on the last observation of a rollout"
-        )
-        s.difference(why, "algorithm.central_value")
+        why = "one step of the recurrent state per observation; rl_games takes two on the last one of a rollout"
+        s.own_form("", {"central_value.recurrence": "rl_games"}, why)
+        if s.run.agents > 1:
+            s.difference(
+                "episode ends of each world; rl_games takes those of other worlds for a recurrent central value"
+            )
     key = "use_experimental_cv"
     trained = read.flag(s, key, is_continuous(s.run))
     shown = key if s.has(key) else ""
