@@ -6,6 +6,7 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
 
 from canter.algorithms.ppo import PPOConfig
 from canter.config import TrainConfig
@@ -118,3 +119,18 @@ def test_values_out_of_range_are_refused_by_name(key, value, message):
 
 def test_train_takes_such_a_run_too():
     assert train(CONFIG).policy is not None
+
+
+def test_a_run_that_paused_learns_what_it_would_have_learned_without_the_pause(tmp_path):
+    """The learning rate falls to zero at `total_steps`, whatever the pauses."""
+    steps = 16 * 16
+    algorithm = replace(CONFIG.algorithm, optimizer=OptimizerConfig(learning_rate=Linear(1e-2)))
+    whole = replace(CONFIG, algorithm=algorithm, total_steps=6 * steps, until=UntilConfig())
+    expected = train(whole).state_dict()["model"]
+    for pause, iterations in ((steps + 1, 2), (4 * steps, 4), (None, 6)):
+        config = replace(whole, until=UntilConfig(steps=pause))
+        with Trainer(config, folder=RunFolder(tmp_path)) as trainer:
+            model = trainer.learn().state_dict()["model"]
+            assert trainer.progress.iteration == iterations
+    assert trainer.progress.ended_by == "total_steps"
+    assert all(torch.equal(model[name], expected[name]) for name in expected)

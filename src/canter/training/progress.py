@@ -102,6 +102,10 @@ class UntilConfig:
     repeatable: a faster machine trains for more steps."""
     iterations: int | None = None
     """Iterations: rollouts and their updates."""
+    steps: int | None = None
+    """Transitions after which the run pauses. Unlike `total_steps` it is no length of the run:
+    schedules follow `total_steps` alone, so a run that resumes with a later pause, or none, learns
+    exactly what it would have learned without one."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for values outside their range."""
@@ -109,8 +113,10 @@ class UntilConfig:
             raise UserError(f"mean_return={self.mean_return} must be finite")
         if self.seconds is not None and not self.seconds > 0:
             raise UserError(f"seconds={self.seconds} must be above 0")
-        if self.iterations is not None and self.iterations < 1:
-            raise UserError(f"iterations={self.iterations} must be at least 1")
+        for name in ("iterations", "steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,6 +279,7 @@ class RunProgress:
             ("until.mean_return", until.mean_return, None if until.mean_return is None else self.recent_return),
             ("until.iterations", until.iterations, self.iteration),
             ("until.seconds", until.seconds, self.spent),
+            ("until.steps", until.steps, self.env_steps),
         )
         ends = (key for key, end, now in reached if end is not None and now is not None and now >= end)
         return next(ends, None)
@@ -281,7 +288,8 @@ class RunProgress:
     def may_have_ended(self) -> bool:
         """True if the run is over, or its budget may be used up without the host knowing yet."""
         steps = self.env_steps + self.unread_transitions
-        return self.ended_by is not None or (self.total_steps is not None and steps >= self.total_steps)
+        limits = (self.total_steps, self.until.steps)
+        return self.ended_by is not None or any(limit is not None and steps >= limit for limit in limits)
 
     def progress(self) -> ProgressSnapshot:
         """Return the progress at the last row of the log."""

@@ -66,7 +66,12 @@ class ProgressTracker:
     def __init__(self, settings: dict[str, Any]) -> None:
         self.total_steps: int | None = settings.get("total_steps")
         until = settings.get("until", {})
-        limits = {"env_steps": self.total_steps, "iteration": until.get("iterations"), "seconds": until.get("seconds")}
+        steps = [limit for limit in (self.total_steps, until.get("steps")) if limit is not None]
+        limits = {
+            "env_steps": min(steps, default=None),
+            "iteration": until.get("iterations"),
+            "seconds": until.get("seconds"),
+        }
         self.limits = {name: limit for name, limit in limits.items() if limit is not None}
         """Limits of the run, by the column of a row that counts towards them."""
         self.rows: deque[dict[str, Any]] = deque(maxlen=TRACKED_ROWS)
