@@ -32,8 +32,8 @@ from canter.algorithms.extensions.amp import AMPConfig
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig
 from canter.compat import Imported, ImportRefused, import_config
-from canter.compat.settings.importing import read_source
-from canter.compat.settings.python_config import runs_in
+from canter.compat.settings.importing import is_foreign, read_source
+from canter.compat.settings.python_config import CONFIG_WORDS, runs_in
 from canter.compat.settings.rl_games import is_rl_games
 from canter.config.files import ConfigError, read_config
 from canter.core.declarations import Mirror, Symmetry
@@ -60,17 +60,15 @@ def cases(checkout: Path) -> Iterator[Case]:
             tree = read_config(path, twice=[]).plain
         except ConfigError:
             continue
-        if is_rl_games(tree) or ("params" in tree and "defaults" in tree):
+        if is_foreign(tree) or ("params" in tree and "defaults" in tree):
             yield Case(checkout.name, str(path.relative_to(checkout)), str(path))
     for path in sorted(checkout.rglob("*.py")):
         text = path.read_text(errors="replace")
-        is_definition = "class RslRlOnPolicyRunnerCfg" in text
-        if (
-            "RunnerCfg" in text and "import" in text and not is_definition and "agents" in str(path)
-        ) or "rl_cfg" in path.name:
-            for name in runs_in(path):
-                if not name.startswith("RslRl"):
-                    yield Case(checkout.name, f"{path.relative_to(checkout)}:{name}", f"{path}:{name}")
+        if "class RslRlOnPolicyRunnerCfg" in text or not any(word in text for word in CONFIG_WORDS):
+            continue
+        for name in runs_in(path):
+            if not name.startswith("RslRl"):
+                yield Case(checkout.name, f"{path.relative_to(checkout)}:{name}", f"{path}:{name}")
 
 
 def leaves(tree: Any, key: str = "") -> Iterator[str]:

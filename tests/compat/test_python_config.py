@@ -140,11 +140,56 @@ def test_arithmetic_round_and_pass_are_read(tmp_path):
         import_config(huge)
 
 
-def test_a_function_that_returns_no_settings_is_refused(tmp_path):
-    body = "def parse(args) -> RslRlOnPolicyRunnerCfg:\n    cfg = args\n    return cfg\n"
-    text = f"from x import RslRlOnPolicyRunnerCfg\n\n\n{body}"
-    with pytest.raises(ConfigError, match=r"agent_cfg\.py:parse: returns .* no settings"):
-        import_config(f"{write(tmp_path, text)}:parse")
+def test_post_init_reads_and_scales_fields_of_self(tmp_path):
+    path = write(
+        tmp_path,
+        ISAAC + "\nSCALE = 0.5\n\n@configclass\nclass SlowCfg(RoughCfg):\n    def __post_init__(self):\n"
+        "        super().__post_init__()\n"
+        "        self.num_steps_per_env = round(self.num_steps_per_env * SCALE)\n"
+        "        self.algorithm.gamma = self.algorithm.gamma ** (1 / SCALE)\n"
+        "        self.max_iterations *= 2\n        self.critic = self.actor\n",
+    )
+    slow, _ = read_python_config(path, "SlowCfg")
+    assert (slow["num_steps_per_env"], slow["max_iterations"]) == (12, 600)
+    assert slow["algorithm"]["gamma"] == pytest.approx(0.99**2)
+    assert slow["critic"]["hidden_dims"] == [32, 16]
+
+
+def test_a_field_of_self_that_does_not_exist_is_refused(tmp_path):
+    body = "    def __post_init__(self):\n        self.max_iterations = self.iterations * 2\n"
+    path = write(tmp_path, f"{ISAAC}\n@configclass\nclass MineCfg(RoughCfg):\n{body}")
+    with pytest.raises(ConfigError, match=r"max_iterations: .*no such field of self: self\.iterations"):
+        import_config(f"{path}:MineCfg")
+
+
+def test_a_label_that_only_a_run_of_the_file_knows_is_left_out(tmp_path):
+    body = "    run_name = ''.join(['a', 'b'])\n    load_run = os.path.expanduser('~')\n"
+    path = write(tmp_path, f"{ISAAC}\n@configclass\nclass MineCfg(RoughCfg):\n{body}")
+    imported = import_config(f"{path}:MineCfg", num_envs=8)
+    assert imported.config.until.iterations == 300
+    assert "run_name" in imported.report.text()
+
+
+def test_a_setting_that_only_a_run_of_the_file_knows_is_refused_by_key(tmp_path):
+    path = write(tmp_path, f"{ISAAC}\n@configclass\nclass MineCfg(RoughCfg):\n    save_interval = chosen()\n")
+    with pytest.raises(ConfigError, match=r"save_interval: .*chosen\(\).*--without save_interval"):
+        import_config(f"{path}:MineCfg", num_envs=8)
+    assert import_config(f"{path}:MineCfg", num_envs=8, without=("save_interval",)).config.until.iterations == 300
+
+
+def test_a_function_that_needs_arguments_is_no_run(tmp_path):
+    text = "from x import RslRlOnPolicyRunnerCfg\n\n\n"
+    takes = text + "def parse(args) -> RslRlOnPolicyRunnerCfg:\n    cfg = args\n    return cfg\n"
+    with pytest.raises(ConfigError, match="no function without arguments"):
+        import_config(f"{write(tmp_path, takes)}:parse")
+    has_default = text + "def parse(steps=3) -> RslRlOnPolicyRunnerCfg:\n    return dict(num_steps_per_env=steps)\n"
+    assert read_python_config(write(tmp_path, has_default), "parse")[0] == {"num_steps_per_env": 3}
+
+
+def test_a_package_that_is_not_found_is_named(tmp_path):
+    text = "from not_here.agents import FlatPPORunnerCfg\n\n\nclass MineRunnerCfg(FlatPPORunnerCfg):\n    seed = 1\n"
+    with pytest.raises(ConfigError, match=r"not_here\.agents:FlatPPORunnerCfg cannot be read here.*PYTHONPATH"):
+        import_config(write(tmp_path, text))
 
 
 def test_a_missing_number_of_environments_is_the_only_complaint():

@@ -461,5 +461,8 @@ def test_amp_becomes_the_extension_of_that_name_and_asks_for_clips():
 
 
 def test_amp_has_two_names():
-    configs = [import_config(rl_games(**AMP | {"algo__name": name})).config for name in ("amp", "amp_continuous")]
+    other = {"algo__name": "amp", "model__name": "amp", "config__enable_eps_greedy": False}
+    configs = [import_config(rl_games(**AMP | changes)).config for changes in ({}, other)]
     assert configs[0] == configs[1]
+    with pytest.raises(ImportRefused, match="enable_eps_greedy=True: some agents act without noise"):
+        import_config(rl_games(**AMP, config__enable_eps_greedy=True))

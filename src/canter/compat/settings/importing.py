@@ -17,6 +17,7 @@ import torch
 
 from canter.compat.settings import rl_games, rsl_rl
 from canter.compat.settings.python_config import read_python_config
+from canter.compat.settings.python_syntax import Unread
 from canter.compat.settings.rl_games import is_rl_games
 from canter.compat.settings.rsl_rl_network import generation_of
 from canter.compat.settings.section import Import, ImportReport
@@ -203,8 +204,9 @@ def import_config(
         rsl_rl.translate(run, generation)
     else:
         found = ", ".join(map(str, list(tree)[:8]))
+        unread = "".join(f"; {key}: {value.reason}" for key, value in tree.items() if isinstance(value, Unread))
         raise ConfigError(
-            f"{name}: neither rl_games' (params: ...) nor RSL-RL's (algorithm: class_name: PPO); has {found}"
+            f"{name}: neither rl_games' (params: ...) nor RSL-RL's (algorithm: class_name: PPO); has {found}{unread}"
         )
     for key in twice:
         run.root.difference(f"{key} is in the file twice; the last one counts, as in the source library")

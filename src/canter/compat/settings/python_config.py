@@ -9,9 +9,11 @@ or on the path; a function or any other object becomes the text "module:name".
 from __future__ import annotations
 
 import ast
+import copy
 import operator
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,8 @@ from canter.compat.settings.python_syntax import (
     Definition,
     External,
     Module,
+    OwnFields,
+    Unread,
     fields_of,
     is_class,
     method_of,
@@ -43,6 +47,8 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.modules: dict[Path, Module] = {}
+        self.unreached: dict[str, None] = {}
+        """Classes of settings in packages that are not found."""
         self.roots = [*_package_roots(path), *(Path(entry) for entry in sys.path if entry)]
         self.main = self.module(path)
 
@@ -153,6 +159,15 @@ class Evaluator(Reader):
                 return self.value(body, module, scope)
         raise self.fail(module, node, NOT_RUN)
 
+    def or_text(self, node: ast.AST, module: Module, scope: Class | None = None) -> Any:
+        """Return an expression as plain data, or as `Unread` text if it has no value unless the file runs."""
+        try:
+            return self.value(node, module, scope)
+        except ConfigError as error:
+            text = Unread(ast.unparse(node))
+            text.reason = str(error)
+            return text
+
     def _number(self, node: ast.AST, module: Module, scope: Class | None) -> float:
         value = self.value(node, module, scope)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -181,6 +196,8 @@ class Evaluator(Reader):
             return MISSING
         found = self._target(node, module, scope)
         if isinstance(found, External):
+            if found.startswith("self:"):
+                raise self.fail(module, node, "no such field of self")
             return MISSING if found.endswith(":MISSING") else str(found)
         if isinstance(found.node, ast.ClassDef | ast.FunctionDef):
             return f"{found.module.name}:{found.node.name}"
@@ -200,11 +217,12 @@ class Evaluator(Reader):
             return self.value(node.args[0], module, scope) if node.args else ({} if name == "dict" else [])
         if name in NUMERIC and not keywords and self.find(module, name) is None:
             return NUMERIC[name](*(self._number(item, module, scope) for item in node.args))
-        given = {key: self.value(item, module, scope) for key, item in keywords.items()}
+        given = {key: self.or_text(item, module, scope) for key, item in keywords.items()}
         if name == "dict":
             return given
         found = self._target(node.func, module, scope)
         if isinstance(found, External) and (name in CLASS_NAMES or name.endswith("Cfg")):
+            self.unreached[found] = None
             return {"class_name": CLASS_NAMES.get(name, MISSING)} | given
         if isinstance(found, External):
             raise self.fail(module, node, NOT_RUN)
@@ -220,6 +238,8 @@ class Evaluator(Reader):
         if len(returned) != 1:
             raise self.fail(module, function, NOT_RUN)
         local = Module(module.path, module.name, dict(module.names), module.stars)
+        named = function.args.args[len(function.args.args) - len(function.args.defaults) :]
+        local.names |= {argument.arg: value for argument, value in zip(named, function.args.defaults, strict=True)}
         for statement in function.body:
             note(local, statement)
         return self.value(returned[0], local)
@@ -231,6 +251,8 @@ class Evaluator(Reader):
             found = self._target(base, cls.module, cls.outer)
             if is_class(found):
                 yield from self.lineage(found)
+            elif isinstance(found, External) and ":" in found:
+                self.unreached[found] = None
 
     def base_names(self, cls: Class) -> Iterator[str]:
         """Yield the names of a class and all its bases, in reach or not."""
@@ -249,7 +271,7 @@ class Evaluator(Reader):
         values: dict[str, Any] = {"class_name": known[0]} if known else {}
         for member in reversed(lineage):
             for name, node in fields_of(member.node).items():
-                values[name] = self.value(node, member.module, member)
+                values[name] = self.or_text(node, member.module, member)
             for name, node in nested(member.node).items():
                 if name.islower():  # legged_gym's sections are classes inside of a class
                     values[name] = self.instance(Definition(node, member.module, member))
@@ -271,18 +293,32 @@ class Evaluator(Reader):
                 case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Call(func=ast.Name(id="super"))))):
                     self._post_init([*self.lineage(cls)][1:], values)
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
-                    self._assign(target, self.value(value, cls.module, cls), values, cls)
+                    self._assign(target, value, values, cls)
+                case ast.AugAssign(target=ast.Attribute() as target, op=op, value=value):
+                    self._assign(target, ast.BinOp(target, op, value), values, cls)
                 case _:
                     raise self.fail(cls.module, statement, NOT_RUN)
 
-    def _assign(self, target: ast.Attribute, value: Any, values: dict[str, Any], cls: Class) -> None:
+    def _assign(self, target: ast.Attribute, node: ast.expr, values: dict[str, Any], cls: Class) -> None:
         root, *path = ast.unparse(target).split(".")
         here: Any = values
         for part in path[:-1]:
             here = here.get(part) if isinstance(here, dict) else None
         if root != "self" or not isinstance(here, dict):
             raise self.fail(cls.module, target, "expected a field of self that exists")
-        here[path[-1]] = value
+        own = OwnFields(values).visit(copy.deepcopy(node))
+        here[path[-1]] = self.or_text(own, cls.module, cls)
+
+    def run(self, name: str, read: Callable[[], Any]) -> Any:
+        """Return the settings of a whole run.
+
+        Raise ConfigError if they stand in a package that is not found.
+        """
+        tree = without_missing(read())
+        if isinstance(tree, dict) and "num_steps_per_env" not in tree.get("runner", tree) and self.unreached:
+            why = f"no num_steps_per_env: {', '.join(self.unreached)} cannot be read here"
+            raise ConfigError(f"{self.main.path}:{name}: {why}; install the package, or put it on PYTHONPATH")
+        return tree
 
 
 NUMERIC: dict[str, Any] = {"round": lambda x, digits=None: round(x, digits), "int": int, "float": float, "abs": abs}
@@ -304,6 +340,12 @@ CLASS_NAMES = {
 """
 
 
+def returns_run(function: ast.FunctionDef) -> bool:
+    """Return True for a function that returns the settings of a run and needs no argument."""
+    needs_arguments = len(function.args.args) > len(function.args.defaults)
+    return function.returns is not None and "RunnerCfg" in ast.unparse(function.returns) and not needs_arguments
+
+
 def runs_in(path: Path) -> dict[str, Any]:
     """Return the settings of all runs in a file, as callables by name."""
     evaluator = Evaluator(path)
@@ -312,9 +354,9 @@ def runs_in(path: Path) -> dict[str, Any]:
         if isinstance(node, ast.ClassDef):
             cls = Definition(node, evaluator.main)
             if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
-                found[name] = lambda cls=cls: without_missing(evaluator.instance(cls))
-        elif isinstance(node, ast.FunctionDef) and node.returns and "RunnerCfg" in ast.unparse(node.returns):
-            found[name] = lambda node=node: without_missing(evaluator.returned(node, evaluator.main))
+                found[name] = partial(evaluator.run, name, partial(evaluator.instance, cls))
+        elif isinstance(node, ast.FunctionDef) and returns_run(node):
+            found[name] = partial(evaluator.run, name, partial(evaluator.returned, node, evaluator.main))
     return found
 
 
@@ -322,7 +364,10 @@ def read_python_config(path: Path, name: str | None = None) -> tuple[dict[str, A
     """Return the settings of one class or function of a file, and its name."""
     found = runs_in(path)
     if not found:
-        raise ConfigError(f"{path}: no class of settings for a whole run, such as one of RslRlOnPolicyRunnerCfg")
+        raise ConfigError(
+            f"{path}: no class of settings for a whole run, such as one of RslRlOnPolicyRunnerCfg, and no function "
+            "without arguments that returns one; a script can pass a mapping to canter.compat.import_config"
+        )
     if name is None and len(found) > 1:
         raise ConfigError(f"{path}: has several settings, say which: {', '.join(f'{path}:{each}' for each in found)}")
     if name is not None and name not in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -33,6 +33,12 @@ Class = Definition[ast.ClassDef]
 
 class External(str):
     """Path of an object in a module that is not in reach, or that is no setting."""
+
+
+class Unread(str):
+    """Text of an expression that has no value unless the file runs."""
+
+    reason: str = ""
 
 
 @dataclass
@@ -81,6 +87,23 @@ def assigned(node: ast.stmt) -> dict[str, ast.expr]:
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
             return {name: value}
     return {}
+
+
+class OwnFields(ast.NodeTransformer):
+    """Replaces the fields of `self` in an expression by their values."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = values
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Return the value of a field that exists as a constant."""
+        root, *path = ast.unparse(node).split(".")
+        value: Any = self.values
+        for part in path:
+            value = value.get(part, MISSING) if isinstance(value, Mapping) else MISSING
+        if root != "self" or value is MISSING:
+            return self.generic_visit(node)
+        return ast.copy_location(ast.Constant(value), node)
 
 
 def note(module: Module, node: ast.stmt) -> None:

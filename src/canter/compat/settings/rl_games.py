@@ -18,7 +18,7 @@ from canter.compat.settings.rl_games_releases import (
     release_of_version,
 )
 from canter.compat.settings.rl_games_sac import apply_sac
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, mapped, no_effect
+from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, mapped, no_effect, not_true
 from canter.compat.settings.section import NONE, Import, Section
 
 AT = "algorithm.extensions[0]"
@@ -73,6 +73,7 @@ def amp_extension(run: Import) -> None:
     own["replay_rows"] = max(1, min(own["replay"], round(keep * s.get("horizon") * (run.samples_per_step or 1))))
     why = "that share of each rollout is kept from the start, not only once the buffer is full"
     s.changed("amp_replay_keep_prob", why, f"{AT}.replay_rows={own['replay_rows']}")
+    Only("enable_eps_greedy", not_true, "off", "some agents act without noise there: set it to False")(s)
     s.changed("disc_coef", "the discriminator has a separate Adam, which no factor changes")
     s.changed("amp_obs_demo_buffer_size amp_batch_size", "new clips are drawn for every update", f"{AT}.motions")
     for name in CLIPS:
@@ -95,6 +96,7 @@ DISTRIBUTIONS = {
     "continuous_a2c": "gaussian",
     "continuous_a2c_tanh": "tanh_gaussian",
     "continuous_amp": "gaussian",
+    "amp": "gaussian",
     "discrete_a2c": "categorical",
     "multi_discrete_a2c": "multi_categorical",
 }

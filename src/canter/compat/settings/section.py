@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
 
+from canter.compat.settings.python_syntax import Unread
 from canter.compat.settings.rl_games_releases import RELEASES, Release
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, from_plain, nest
@@ -192,7 +193,8 @@ class Import:
                 self.report.add(leaf, value, "changed", why="left out by --without")
             else:
                 suggestion = nearest(leaf.rpartition(".")[2], self.names)
-                why = f"unknown key, {suggestion}; leave it out with --without {leaf} (ignore=[{leaf!r}] in a script)"
+                near = f", {suggestion}" if suggestion.startswith("did") else ""
+                why = f"unknown key{near}; leave it out with --without {leaf} (ignore=[{leaf!r}] in a script)"
                 self.report.add(leaf, value, "refused", why=why)
 
     def config(self) -> TrainConfig:
@@ -252,9 +254,14 @@ class Section:
     # ---------------------------------------------------------------------
 
     def raw(self, key: str, default: Any = None) -> Any:
-        """Read the value of a key as it is."""
+        """Read the value of a key as it is; raise ConfigError if it has none unless its file runs."""
+        value = self._look(key, default)
+        if isinstance(value, Unread):
+            path = self.key(key)
+            advice = f"write it out, or leave it out with --without {path} (ignore=[{path!r}] in a script)"
+            raise ConfigError(f"{path}: {value.reason}; {advice}", path)
         self.run.values_read.add(self.key(key))
-        return self._look(key, default)
+        return value
 
     def _look(self, key: str, default: Any = None) -> Any:
         """Return the value of a key without reading it for a setting."""
@@ -265,7 +272,7 @@ class Section:
             if not isinstance(value, Mapping) or part not in value:
                 return default
             value = value[part]
-        return value
+        return default if isinstance(value, Unread) and self.run.left_out(key) else value
 
     def has(self, key: str) -> bool:
         """Return True for a key with a value.
