@@ -14,6 +14,7 @@ from canter.config import TrainConfig
 from canter.config.presets import preset_for, presets
 from canter.core.data.replay import ReplayConfig
 from canter.core.declarations import Mirror, MotionSpec, Symmetry
+from canter.core.interface import Interface, Joint, Signal
 from canter.core.registry import register
 from canter.core.specs import Continuous, Discrete, Env, EnvSpec, MultiDiscrete, Step, TensorSpec
 from canter.engines.autograd import LossGradients, LossOutput
@@ -69,6 +70,8 @@ __all__ = [
     "Extension",
     "Headline",
     "InitFrom",
+    "Interface",
+    "Joint",
     "Linear",
     "LongRunAverage",
     "LossGradients",
@@ -98,6 +101,7 @@ __all__ = [
     "RunStopped",
     "SACConfig",
     "SelfPlayConfig",
+    "Signal",
     "StackNetworkConfig",
     "StdConfig",
     "Step",

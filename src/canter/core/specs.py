@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from canter.core.declarations import MotionSpec, OwnArrays, Symmetry
+from canter.core.interface import Interface
 from canter.core.registry import UserError
 from canter.core.struct import Obs, TensorStruct
 
@@ -114,11 +115,15 @@ class EnvSpec:
     own_arrays: OwnArrays = field(default_factory=OwnArrays)
     """Differences between these tensors and the arrays of the environment's own spaces, for
     `Policy.predict` and exported policies."""
+    interface: Interface = field(default_factory=Interface)
+    """Names, units and scaling of observations and actions, for the contract of exported policies."""
 
     def __post_init__(self) -> None:
-        """Raise UserError for an unknown `final_obs`."""
+        """Raise UserError for an unknown `final_obs`, and for an interface of other sizes."""
         if self.final_obs not in get_args(FinalObs):
             raise UserError(f"final_obs={self.final_obs!r} must be one of {', '.join(get_args(FinalObs))}")
+        actions = self.action.dim if isinstance(self.action, Continuous) else sum(self.action.nvec)
+        self.interface.check({name: math.prod(group.shape) for name, group in self.obs.items()}, actions)
 
 
 @dataclass
@@ -139,8 +144,7 @@ class Step(TensorStruct):
     """`[N]` bool: the episode was cut; the value of the true last observation follows. Never True
     with `terminated`."""
     valid: Tensor
-    """`[N]` bool: False if this step is not a transition of the task (a reset step) and must not be
-    learned from."""
+    """`[N]` bool: False for a step that is no transition to learn from (a reset step)."""
     final_obs: Obs | None = None
     """True last observations of the environments whose episode ended, if the spec says "separate";
     arbitrary for the others. None if no episode ended in this step, and always if the spec says
@@ -237,10 +241,7 @@ class PartiallyStateful(Stateful, Protocol):
 
 @runtime_checkable
 class SnapshotState(Stateful, Protocol):
-    """Optional for an environment whose `state_dict` is slow.
-
-    The state is copied before every rollout.
-    """
+    """Optional for an environment whose `state_dict` is slow: it is copied before every rollout."""
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """Copy the state; return a function that makes the result of `state_dict` of the copy."""
@@ -274,11 +275,9 @@ class TrainingProgress:
     iteration: int
     """Completed iterations."""
     env_steps: int
-    """Steps of all environments so far, including those that the host has not yet checked for
-    validity."""
+    """Steps of all environments so far, including those not yet checked for validity."""
     fraction: float | None
-    """Completed fraction of the budget of steps or iterations, 0..1; None for a run without a
-    budget."""
+    """Completed fraction of the budget, 0..1; None for a run without a budget."""
 
 
 @runtime_checkable

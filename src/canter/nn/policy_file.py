@@ -1,7 +1,8 @@
 """Policy files: one policy or critic in one file that can be used alone.
 
 A safetensors file: weights and normaliser statistics as tensors, and in its metadata, as JSON, the
-settings of the model and the observations and actions of the environment. A hash covers all of it.
+settings of the model and the observations and actions of the environment, with the names, units and
+scaling that it declares. A hash covers all of it.
 Reading validates everything and runs no code from the file. `canter.nn.policy_loading` builds the
 policy of a file.
 """
@@ -112,7 +113,8 @@ def policy_info(
         env_steps=env_steps,
         canter=describe_versions().get("canter", "unknown"),
         model=to_plain(model.config),
-        env=spec_to_plain(model.spec) | {"own_arrays": to_plain(model.spec.own_arrays)},
+        env=spec_to_plain(model.spec)
+        | {"own_arrays": to_plain(model.spec.own_arrays), "interface": model.spec.interface.to_plain()},
         **{name: score for name, score in scores.items() if score is not None and math.isfinite(score)},
     )
 

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.declarations import OwnArrays
+from canter.core.interface import Interface, name_differences
 from canter.core.plain import from_plain
 from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
-from canter.core.storage.validity import check_same, check_same_shape, spec_from_plain, spec_to_plain
+from canter.core.storage.validity import Mismatch, check_same, check_same_shape, spec_from_plain, spec_to_plain
 from canter.nn.actor_critic import ActorCritic, ModelConfig, Policy, ValueFunction
 from canter.nn.policy_file import FINAL_CRITIC, POLICIES, PolicyFileCorrupt, PolicyInfo, find_policy, read_policy_file
 
@@ -60,14 +61,20 @@ def load_policy_weights(policy: Policy, path: str | Path) -> None:
 
 
 def check_fits(policy: Policy, env: EnvSpec, what: str) -> None:
-    """Raise `Mismatch` unless an environment has the observations and actions of a policy."""
+    """Raise `Mismatch` unless an environment has the observations and actions of a policy.
+
+    Names of terms and components are compared where both declare them.
+    """
     groups = {*policy.actor.network.groups, *([ACTION_MASK] if policy.actor.masked else [])}
 
     def used(spec: EnvSpec) -> dict[str, Any]:
-        plain = spec_to_plain(replace(spec, obs={name: group for name, group in spec.obs.items() if name in groups}))
+        obs = {name: group for name, group in spec.obs.items() if name in groups}
+        plain = spec_to_plain(replace(spec, obs=obs, interface=Interface()))
         return {"obs": plain["obs"], "action": plain["action"]}
 
     check_same(what, used(policy.spec), used(env))
+    for name, saved, here in name_differences(policy.spec.interface, env.interface):
+        raise Mismatch(what, name, saved, here)
 
 
 def _build(path: Path, info: PolicyInfo, device: torch.device) -> ActorCritic:
@@ -77,7 +84,7 @@ def _build(path: Path, info: PolicyInfo, device: torch.device) -> ActorCritic:
         spec = _parse_spec(info.env, device)
         with torch.device("meta"):
             return config.build(spec)
-    except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, OverflowError) as error:
         raise PolicyFileCorrupt(path, f"its model cannot be built: {error}") from error
 
 
@@ -88,7 +95,8 @@ def _parse_spec(plain: dict[str, Any], device: torch.device) -> EnvSpec:
         fits = spec.obs.get(choices.group) == TensorSpec((sum(choices.options),))
         if not fits or len(choices.start) != len(choices.options):
             raise ValueError(f"the choices of {choices.group} are malformed")
-    return replace(spec, own_arrays=own_arrays)
+    interface = Interface.from_plain(plain["interface"]) if "interface" in plain else Interface()
+    return replace(spec, own_arrays=own_arrays, interface=interface)
 
 
 def _load_tensors(path: Path, module: nn.Module, tensors: dict[str, Tensor], device: str) -> None:

@@ -2,7 +2,8 @@
 
 The deterministic policy is exported, from raw observations to the action that the environment
 receives: normalizers, networks, recurrent state, action masks and the mapping to the action bounds.
-Every file is loaded and compared with the policy before it is kept.
+Every file is loaded and compared with the policy before it is kept. The policy's contract is
+written beside it.
 
 NOTE: a hostile `.pt2` file can make `torch.export.load` run any code (torch 2.13), so load only
 files that you trust. An ONNX file contains a graph and numbers, no code.
@@ -36,6 +37,7 @@ from canter.core.storage.validity import spec_to_plain
 from canter.core.struct import Obs, State, tree_leaves, tree_map
 from canter.nn.actor_critic import Policy
 from canter.nn.network import Network
+from canter.play.contract import describe_contract, write_contract
 from canter.play.player import Player
 
 Format = Literal["onnx", "torch"]
@@ -60,6 +62,8 @@ class ExportResult:
 
     path: str
     """Name of the file."""
+    contract: str
+    """Name of the policy's contract, a YAML file next to it."""
     format: Format
     env: str
     """Id of the environment that the policy was trained in."""
@@ -102,6 +106,7 @@ def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, st
     """
     path = Path(path)
     report = path.with_name(f"{path.name}.json")
+    contract_path = path.with_suffix(".yaml")
     for file in (path, report):
         if file.exists():
             raise ExportError(f"{file} already exists; remove it or export to another name")
@@ -116,9 +121,17 @@ def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, st
         about = {"format": format, "versions": describe_versions(), **_describe(function, inputs)}
         write(function, inputs, scratch, about)
         difference = _verify(function, read(scratch), inputs)
-        result = ExportResult(path=path.name, observations=_batch_size(inputs), max_difference=difference, **about)
+        contract = describe_contract(function.policy, inputs[0])
+        result = ExportResult(
+            path=path.name,
+            contract=contract_path.name,
+            observations=_batch_size(inputs),
+            max_difference=difference,
+            **about,
+        )
         report_scratch = Path(folder) / report.name
         report_scratch.write_text(json.dumps(asdict(result), indent=2) + "\n")
+        write_contract(contract_path, contract)
         os.replace(scratch, path)
         os.replace(report_scratch, report)
     return result

@@ -285,7 +285,10 @@ def test_agents_play_without_a_policy(run, say):
 def test_an_export_is_verified_and_says_how_well_it_fits(run, say):
     out = say("export", "first", "--observations", 40).out
     folder = run / "exports"
-    assert {path.name for path in folder.iterdir()} == {"best.onnx", "best.onnx.json", "best.pt2", "best.pt2.json"}
+    assert {path.name for path in folder.iterdir()} == {
+        *("best.onnx", "best.onnx.json", "best.pt2", "best.pt2.json"),
+        "best.yaml",
+    }
     assert "runs/first/exports/best.onnx: the same actions on 40 observations, largest difference 0.0e+00" in out
     obs = torch.randn(3, 4)
     expected, _ = load_policy(run).act({"policy": obs})

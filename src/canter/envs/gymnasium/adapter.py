@@ -20,6 +20,7 @@ from torch import Tensor
 
 from canter.core import distributed
 from canter.core.declarations import OwnArrays
+from canter.core.interface import Interface
 from canter.core.registry import UserError, nearest
 from canter.core.specs import ACTION_MASK, ContractBroken, EnvSpec, Step
 from canter.core.struct import Obs, tree_copy_
@@ -126,6 +127,7 @@ class GymnasiumEnv:
             truncates=_truncates(env),
             env_id=env_id or _name_of(env),
             durations=DURATION in keys,
+            interface=(env.metadata or {}).get("interface", Interface()),
         )
         """Shapes, dtypes, bounds and conventions."""
         self._allocate(keys)

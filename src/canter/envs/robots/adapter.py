@@ -15,6 +15,7 @@ from torch import Tensor
 
 from canter.core.specs import Continuous, EnvSpec, Step, TensorSpec, TrainingProgress
 from canter.core.struct import Obs
+from canter.envs.robots.interface import read_interface
 
 FinalObsOption = Literal["exact", "approximate"]
 
@@ -78,6 +79,7 @@ class ManagerEnv:
             final_obs=final_obs,
             truncates=not self._finite_horizon,
             env_id=env_id,
+            interface=read_interface(env, obs, clip_actions, clip_observations),
         )
         """Shapes and conventions; actions have no bounds, as samples are clipped in `step`."""
 

@@ -1,0 +1,165 @@
+"""The contract of a policy: what a program that runs it must know about observations and actions.
+
+Plain data, written as YAML beside an export: terms with names, units and scaling as far as the
+environment declares them, normalisation, recurrent state, action bounds, and test vectors. A value
+that nothing declared is "unknown".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from torch import Tensor
+
+from canter import __version__
+from canter.core.interface import UNKNOWN, Interface, Signal, encode
+from canter.core.plain import to_plain
+from canter.core.registry import UserError
+from canter.core.specs import ACTION_MASK
+from canter.core.storage.files import replace_file
+from canter.core.storage.validity import flatten, spec_to_plain
+from canter.core.struct import Obs, tree_leaves
+from canter.nn.actor_critic import Policy
+from canter.nn.heads import WithHeads
+from canter.nn.network import ModuleNetwork, Network
+from canter.nn.normalizer import Normalizer
+
+SCHEMA = 1
+"""Version of the layout; other versions are refused."""
+TEST_VECTORS = 12
+"""Observations of the test vectors, one after the other from the start of an episode."""
+LARGEST_VECTOR = 4096
+"""Numbers of an observation above which there are no test vectors: an image would fill the file."""
+
+
+class ContractError(UserError):
+    """A contract that cannot be read, was changed, or does not fit."""
+
+
+def describe_contract(policy: Policy, obs: Obs) -> dict[str, Any]:
+    """Return the contract of a policy on the CPU; the test vectors are of the first `obs` `[M, ...]`."""
+    spec = policy.spec
+    interface = spec.interface.to_plain()
+    groups = (*policy.actor.network.groups, *[ACTION_MASK] * policy.actor.masked)
+    contract: dict[str, Any] = {
+        "schema": SCHEMA,
+        "canter": __version__,
+        "env": spec.env_id,
+        **{name: interface[name] for name in ("control_period", "decimation")},
+        "observations": [_describe_group(policy, name) for name in groups],
+        "clip_observations": interface["clip_observations"],
+        "action": {
+            **spec_to_plain(spec)["action"],
+            "terms": _place(spec.interface.action),
+            "clip_actions": interface["clip_actions"],
+        },
+        "own_arrays": to_plain(spec.own_arrays),
+        "state": [
+            {"name": f"state_{i}", "shape": list(part.shape[1:]), "initial": 0.0}
+            for i, part in enumerate(tree_leaves(policy.initial_state(1)))
+        ],
+        "joints": interface["joints"],
+        "test_vectors": _make_vectors(policy, {name: obs[name] for name in groups}),
+    }
+    return contract | {"sha256": hash_contract(contract)}
+
+
+def _describe_group(policy: Policy, name: str) -> dict[str, Any]:
+    spec = policy.spec.obs[name]
+    normalizer: dict[str, Any] | str = "none"
+    network = policy.actor.network
+    if name in network.groups and isinstance(network, Network | ModuleNetwork | WithHeads):
+        module = network.normalizers[network.groups.index(name)]
+        if isinstance(module, Normalizer):
+            clip = "inf" if module.clip is None else module.clip
+            normalizer = {"mean": _numbers(module.shift), "std": _numbers(module.scale), "clip": clip}
+    return {
+        "group": name,
+        "shape": list(spec.shape),
+        "dtype": str(spec.dtype).removeprefix("torch."),
+        "terms": _place(policy.spec.interface.obs.get(name)),
+        "normalizer": normalizer,
+    }
+
+
+def _place(signals: tuple[Signal, ...] | None) -> list[dict[str, Any]] | str:
+    """Return terms as plain data, each with the index of its first component."""
+    if signals is None:
+        return UNKNOWN
+    ends = np.cumsum([signal.size for signal in signals]).tolist()
+    return [{"start": end - signal.size, **encode(signal)} for signal, end in zip(signals, ends, strict=True)]
+
+
+@torch.no_grad()
+def _make_vectors(policy: Policy, obs: Obs) -> list[dict[str, Any]]:
+    if sum(math.prod(group.shape[1:]) for group in obs.values()) > LARGEST_VECTOR:
+        return []
+    state = policy.initial_state(1)
+    vectors: list[dict[str, Any]] = []
+    for index in range(min(TEST_VECTORS, len(next(iter(obs.values()))))):
+        row = {name: group[index : index + 1].cpu() for name, group in obs.items()}
+        action, state = policy.act(row, state)
+        vectors.append({"obs": {name: _numbers(group) for name, group in row.items()}, "action": _numbers(action)})
+    return vectors
+
+
+def _numbers(tensor: Tensor) -> list[Any]:
+    """Return all numbers in a flat list; floats with as few digits as float32 needs."""
+    array = tensor.detach().cpu().reshape(-1).numpy()
+    return [float(str(number)) for number in array] if array.dtype == np.float32 else array.tolist()
+
+
+def hash_contract(contract: dict[str, Any]) -> str:
+    """Return the SHA-256 of everything but the field `sha256`."""
+    content = {name: value for name, value in contract.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_contract(path: Path, contract: dict[str, Any]) -> None:
+    """Write a contract as YAML; raise ContractError if the file holds another one."""
+    text = yaml.safe_dump(contract, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    if path.exists():
+        if path.read_text() != text:
+            raise ContractError(f"{path} is the contract of another policy; remove it or export to another name")
+        return
+    replace_file(path, text.encode())
+
+
+def read_contract(path: str | Path) -> dict[str, Any]:
+    """Return the contract of a file; raise ContractError if it was changed or is none."""
+    try:
+        contract = yaml.safe_load(Path(path).read_text())
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ContractError(f"{path} cannot be read: {error}") from error
+    if not isinstance(contract, dict) or contract.get("schema") != SCHEMA:
+        raise ContractError(f"{path} is no contract of schema {SCHEMA}")
+    if contract.get("sha256") != hash_contract(contract):
+        raise ContractError(f"{path}: sha256 does not match: it was changed after it was written")
+    return contract
+
+
+def compare_contracts(contract: dict[str, Any], here: Interface) -> list[str]:
+    """Return the differences between a contract and the interface of a robot or simulator.
+
+    A part that one of them does not know is a difference too: it cannot be verified.
+    """
+    declared = here.to_plain()
+    saved: dict[str, Any] = {name: contract[name] for name in ("control_period", "decimation", "joints")}
+    saved["action"] = contract["action"]["terms"]
+    saved |= {f"obs.{group['group']}": group["terms"] for group in contract["observations"]}
+    present = {name: declared[name] for name in ("control_period", "decimation", "joints")}
+    present["action"] = _place(here.action)
+    present |= {f"obs.{group}": _place(signals) for group, signals in here.obs.items()}
+    old = flatten(saved)
+    new = flatten({name: present.get(name, UNKNOWN) for name in saved})
+    names = [name for name in {**old, **new} if old.get(name, UNKNOWN) != new.get(name, UNKNOWN)]
+    differences = [f"{name} is {new.get(name, UNKNOWN)}, expected {old.get(name, UNKNOWN)}" for name in names]
+    unverified = [name for name in old if old[name] == UNKNOWN == new.get(name, UNKNOWN)]
+    return differences + [f"{name} is unknown in both and cannot be verified" for name in unverified]
