@@ -198,10 +198,11 @@ def rl_games(case: Case) -> Numbers:
     network["space"], model, space = rl_games_space(case["action"])
     box = gymnasium.spaces.Box
     info = {"observation_space": box(-9, 9, (OBS,)), "state_space": box(-9, 9, (STATES,)), "action_space": space}
-    info |= {"agents": settings.pop("agents", 1)}
+    agents = settings.pop("agents", 1)
+    info |= {"agents": agents}
     settings |= {
-        "name": "parity", "env_name": "parity", "num_actors": N // info["agents"], "env_info": info, "vec_env": env, "device": "cpu",
-        "features": {"observer": DefaultAlgoObserver()}, "reward_shaper": tr_helpers.DefaultRewardsShaper(),
+        "name": "parity", "env_name": "parity", "num_actors": N // agents, "env_info": info, "vec_env": env,
+        "device": "cpu", "features": {"observer": DefaultAlgoObserver()}, "reward_shaper": tr_helpers.DefaultRewardsShaper(),
         "train_dir": tempfile.mkdtemp(), "print_stats": False,
     }  # fmt: skip
     params = {"config": settings, "model": {"name": model}, "network": network, "algo": {"name": ""}}

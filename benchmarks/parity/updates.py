@@ -1,6 +1,7 @@
 """Compare updates with those of RSL-RL 5.5.1 and rl_games 1.6.5, 1.6.1 and 2.0, number for number.
 
-    python benchmarks/parity/updates.py [--parents PYTHON] [--release 1.6.1=FOLDER] [--release 2.0=FOLDER] [--only PART] [--write]
+    python benchmarks/parity/updates.py [--parents PYTHON] [--release 1.6.1=FOLDER] [--release 2.0=FOLDER]
+        [--only PART_OF_A_NAME] [--write]
 
 runs every case of `tests/parity/update_cases.py` by the parents themselves (`parents.py`, with an interpreter that has
 them installed) and by Canter, and prints the largest difference of a parameter, a statistic and the learning rate. It
