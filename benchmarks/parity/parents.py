@@ -102,13 +102,16 @@ def rsl_rl(case: Case) -> Numbers:
     actor = kind(at(0), groups, "actor", ACTIONS, distribution_cfg=gaussian, **own)
     critic = kind(at(0), groups, "critic", 1, **own)
     parameters = rsl_rl_parameters(actor, critic, std_type)
-    begin(parameters)
     ppo = PPO(actor, critic, RolloutStorage("rl", N, T, at(0), [ACTIONS]), **settings)
+    for name in ("predictor", "target") if ppo.rnd else ():
+        parameters |= mlp_parameters(getattr(ppo.rnd, name), f"rnd_{name}")
+    begin(parameters)
+    curiosity = {"rnd_loss": [], "rnd_bonus": []} if ppo.rnd else {}
     step = 0
     distribution = actor.distribution
     distribution.sample = lambda: distribution.mean + distribution.std * noise[step] if acting else distribution.mean
     for iteration in range(ITERATIONS):
-        acting = True
+        acting, bonuses = True, []
         with torch.inference_mode():
             for _ in range(T):
                 ppo.act(at(step))
@@ -116,13 +119,16 @@ def rsl_rl(case: Case) -> Numbers:
                 reward, cut = torch.from_numpy(data["reward"][step]), torch.from_numpy(data["truncated"][step])
                 step += 1
                 ppo.process_env_step(at(step), reward, ended.long(), {"time_outs": cut})
+                bonuses.append(ppo.intrinsic_rewards if ppo.rnd else torch.zeros(()))
             ppo.compute_returns(at(step))
         acting = False
         rows = settings["num_mini_batches"] * (T * N // settings["num_mini_batches"])
         drawn = torch.from_numpy(order(iteration, rows))
         with mock.patch("torch.randperm", lambda count, drawn=drawn, **_: drawn[:count]):
-            ppo.update()
-    found = values(parameters)
+            losses = ppo.update()
+        for name, number in (("rnd_loss", losses.get("rnd")), ("rnd_bonus", torch.stack(bonuses).mean().item())):
+            curiosity.get(name, []).append(number)
+    found = values(parameters) | curiosity
     if normalize:
         for name, model in (("policy", actor), ("critic", critic)):
             found[f"{name}.obs_mean"] = model.obs_normalizer._mean.ravel().tolist()
@@ -202,8 +208,8 @@ def rl_games(case: Case) -> Numbers:
     info |= {"agents": agents}
     settings |= {
         "name": "parity", "env_name": "parity", "num_actors": N // agents, "env_info": info, "vec_env": env,
-        "device": "cpu", "features": {"observer": DefaultAlgoObserver()}, "reward_shaper": tr_helpers.DefaultRewardsShaper(),
-        "train_dir": tempfile.mkdtemp(), "print_stats": False,
+        "device": "cpu", "features": {"observer": DefaultAlgoObserver()}, "train_dir": tempfile.mkdtemp(),
+        "reward_shaper": tr_helpers.DefaultRewardsShaper(), "print_stats": False,
     }  # fmt: skip
     params = {"config": settings, "model": {"name": model}, "network": network, "algo": {"name": ""}}
     agent = a2c_continuous if case["action"] == "continuous" else a2c_discrete

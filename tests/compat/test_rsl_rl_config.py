@@ -171,6 +171,8 @@ def test_curiosity_becomes_the_extension_and_trains():
     assert (found.epochs, found.num_minibatches, found.optimizer.learning_rate.initial) == (4, 2, 2e-3)
     assert sorted(entry.key for entry in imported.report.entries if entry.key) == sorted(leaves(tree))
     assert "env.step_dt" in next(e for e in imported.report.entries if e.key == "algorithm.rnd_cfg.weight").why
+    (theirs,) = import_config(tree, num_envs=4, env="tensor:pendulum", parity=True).config.algorithm.extensions
+    assert (found.variant, theirs.variant) == ("paper", "rsl_rl")
     with Trainer(imported.config) as trainer:
         trainer.learn()
     line = {"mode": "linear", "initial_step": 4, "final_step": 8, "final_value": 0.1}

@@ -39,6 +39,7 @@ NEEDED = [
     ("rsl_rl normalisers, adaptive", {"model.policy.normalizer.eps_on": "variance"}),
     ("rsl_rl normalisers, adaptive", {"model.policy.normalizer.clip": 1.0}),
     ("rsl_rl lstm, two layers, adaptive", {"optimizer.learning_rate.every": "step"}),
+    ("rsl_rl curiosity", {"extensions": [CASES["rsl_rl curiosity"]["here"]["extensions"][0] | {"variant": "paper"}]}),
     ("rl_games shared, bounds", {"shuffle": "rollout"}),
     ("rl_games input normaliser", {"obs_statistics": "update"}),
     ("rl_games input normaliser", {"model.policy.normalizer.prior_count": 0.0}),
@@ -59,7 +60,7 @@ NEEDED = [
 ]
 
 
-@pytest.mark.parametrize(("name", "change"), NEEDED, ids=str)
+@pytest.mark.parametrize(("name", "change"), NEEDED, ids=lambda part: str(part)[:60])
 def test_the_switch_is_needed_for_it(name, change, monkeypatch):
     case = CASES[name] | {"here": CASES[name]["here"] | change}
     assert furthest(learn(case, "autograd", monkeypatch), EXPECTED[name]) > 10 * TOLERANCE

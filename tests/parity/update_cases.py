@@ -212,6 +212,18 @@ def _rlg(theirs, here, action="continuous"):
     return _case("rl_games", action, RL_GAMES | theirs, RL_GAMES_HERE | here)
 
 
+def _curious(normalize):
+    """Curiosity, with both normalisers or without."""
+    theirs = {"weight": 0.3, "num_outputs": 3, "predictor_hidden_dims": HIDDEN, "target_hidden_dims": [5]}
+    theirs |= {"num_states": OBS, "obs_groups": {"rnd_state": ["policy"]}, "learning_rate": 2e-3}
+    theirs |= {"state_normalization": normalize, "reward_normalization": normalize}
+    optimizer = {"learning_rate": 2e-3, "eps": 1e-8, "max_grad_norm": float("inf")}
+    here = {"kind": "rnd", "variant": "rsl_rl", "error": "norm", "weight": 0.3, "outputs": 3, "hidden": HIDDEN}
+    here |= {"target_hidden": [5], "normalize_obs": normalize, "normalize_bonus": normalize, "optimizer": optimizer}
+    here |= {"obs_groups": ["policy"], "epochs": 4, "num_minibatches": 4}
+    return {"rnd_cfg": theirs}, {"extensions": [here]}
+
+
 ADAPTIVE = {"schedule": "adaptive"}
 LEGACY = {"lr_schedule": "adaptive", "kl_threshold": 0.008, "schedule_type": "legacy"}
 CASES = {
@@ -232,6 +244,8 @@ CASES = {
         {"rnn_type": "gru", "rnn_num_layers": 1, "obs_normalization": True, "std_type": "log"},
         _memory("gru", 1) | NORMALIZED | {"model.std.form": "log"},
     ),
+    "rsl_rl curiosity": _rsl(*_curious(normalize=False)),
+    "rsl_rl curiosity, normalised": _rsl(*_curious(normalize=True)),
     "rl_games shared, bounds": _rlg({"bounds_loss_coef": 0.01}, SOFT),
     "rl_games separate, smooth, regularisation": _rlg(
         {

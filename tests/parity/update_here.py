@@ -18,19 +18,31 @@ def learn(case, engine, monkeypatch):
     data, spec = rollouts(case), spec_of(case)
     algorithm = from_plain(nest(dict(case["here"]), {}), canter.PPOConfig()).build(spec, 0)
     algorithm.use_engine(engine)
-    parameters = named(algorithm.model)
+    parameters = named(algorithm.model) | curious(algorithm)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(torch.from_numpy(first_value(name, tuple(parameter.shape))))
     state, rollout = algorithm.policy.initial_state(N), None
+    curiosity = {"rnd_loss": [], "rnd_bonus": []} if algorithm.config.extensions else {}
     for iteration in range(ITERATIONS):
         rollout, state = collect(algorithm, data, iteration, state, rollout)
         monkeypatch.setattr(functional_order, "permutation", drawn(iteration, algorithm.config.num_minibatches))
-        algorithm.update(rollout)
+        metrics = algorithm.update(rollout)
+        for name, numbers in curiosity.items():
+            numbers.append(metrics[name.replace("rnd_loss", "loss/rnd").replace("rnd_bonus", "rnd/bonus")].item())
     rate = algorithm.optimizers["policy"].groups
     found = {name: p.detach().double().flatten().numpy() for name, p in parameters.items()}
     found |= statistics(algorithm.model) | {"learning_rate": next(iter(rate.values())).learning_rate.view(1).numpy()}
-    return found
+    return found | curiosity
+
+
+def curious(algorithm):
+    """Parameters of the curiosity's networks, by the same names."""
+    networks = [(f"rnd_{n}", getattr(e, n)) for e in algorithm.extensions for n in ("predictor", "target")]
+    layers = [(name, [m for m in net.modules() if isinstance(m, torch.nn.Linear)]) for name, net in networks]
+    return {
+        f"{n}.{i}.{part}": getattr(layer, part) for n, row in layers for i, layer in enumerate(row) for part in PARTS
+    }
 
 
 def spec_of(case):

@@ -20,8 +20,8 @@ def test_the_predictor_learns_from_its_share_of_the_samples():
     assert isinstance(rnd, RND)
     batch = rnd.draw(Collector(env, algorithm, 0).collect())
     batch.valid[:, ::2] = False
-    obs = batch.next_obs["policy"].clone().requires_grad_()
-    loss = rnd.prediction_loss(replace(batch, next_obs={"policy": obs})).loss
+    obs = batch.x.clone().requires_grad_()
+    loss = rnd.prediction_loss(replace(batch, x=obs)).loss
     learned = torch.autograd.grad(loss, obs)[0].abs().sum(-1) > 0
     assert not (learned & ~batch.valid).any()
     # Five standard deviations of a share of 1/4 among 2,048 are 0.048.

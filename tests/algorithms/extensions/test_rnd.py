@@ -139,7 +139,7 @@ def test_transitions_without_a_known_successor_earn_and_teach_nothing():
     assert (given[2] == 0).all() and (given[3] > 0).all()
     batch = rnd.draw(rollout)
     before = rnd.prediction_loss(batch).loss
-    batch.next_obs["policy"][~batch.valid] = 1e6
+    batch.x[~batch.valid] = 1e6
     assert torch.equal(rnd.prediction_loss(batch).loss, before)
 
 
@@ -191,6 +191,7 @@ VARIED = {
     "target_hidden": (4, 4),
     "outputs": 2,
     "activation": "tanh",
+    "variant": "rsl_rl",
     "error": "norm",
     "normalize_obs": False,
     "normalize_bonus": False,

@@ -1,7 +1,7 @@
 """Curiosity and symmetry equal RSL-RL's numbers on the same batch, where definitions agree.
 
-`benchmarks/extensions/rsl_rl_numbers.py` wrote the expectations with rsl-rl-lib 5.5.1. What differs on purpose:
-RSL-RL scores the observation after a reset where an episode ended, its predictor learns from the observation before
+`benchmarks/extensions/rsl_rl_numbers.py` wrote the expectations with rsl-rl-lib 5.5.1. What differs on purpose,
+without `variant: rsl_rl`: RSL-RL scores the observation after a reset where an episode ended, its predictor learns from the observation before
 the step in every minibatch of every epoch, its statistics of observations divide by `std + 0.01` and move after the
 update, those of bonuses at every step rather than once for a rollout, and schedules begin anew when a run resumes.
 """
@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import canter
-from canter.core.data.rollout import Rollout, Transitions
+from canter.algorithms.extensions.rnd import Samples
+from canter.core.data.rollout import Rollout
 from canter.core.declarations import Mirror, Symmetry
 from canter.core.struct import TensorStruct
 from canter.engines.base import ModelOutput, PPOBatch
@@ -55,8 +56,8 @@ def test_bonus_and_loss_of_curiosity():
     rnd = rnd_with(theirs, normalize_bonus=False)
     with torch.no_grad():
         np.testing.assert_allclose(rnd.reward(rollout()).numpy(), theirs["bonus"], atol=1e-6)
-        rows = Transitions({}, {"policy": OBS}, torch.ones((STEPS, ENVS), dtype=torch.bool))
-        assert rnd.prediction_loss(rows).loss.item() == pytest.approx(theirs["loss"], abs=1e-6)
+        samples = Samples(OBS, torch.ones((STEPS, ENVS), dtype=torch.bool))
+        assert rnd.prediction_loss(samples).loss.item() == pytest.approx(theirs["loss"], abs=1e-6)
 
 
 def test_normalised_bonuses_step_by_step():

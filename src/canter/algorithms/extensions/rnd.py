@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from canter.algorithms.extension import Extension, extensions
 from canter.algorithms.phase import Phase
-from canter.core.data.rollout import Rollout, Transitions, as_sequences
+from canter.core.data.rollout import Rollout, as_sequences
 from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.specs import EnvSpec
-from canter.core.struct import Obs
+from canter.core.struct import Obs, TensorStruct
 from canter.engines.autograd import LossGradients, LossOutput
 from canter.functional.returns import discounted_return
 from canter.functional.statistics import masked_mean, moments
@@ -34,6 +34,16 @@ from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
 CLIP = 5.0
 """Limit of standardised observations, as in the paper: far from the data the target is
 arbitrary."""
+
+
+@dataclass
+class Samples(TensorStruct):
+    """Observations that the predictor learns."""
+
+    x: Tensor
+    """`[T, N, width]`, or cut into sequences; standardised."""
+    valid: Tensor
+    """bool, without `width`."""
 
 
 @extensions.register("rnd")
@@ -57,6 +67,10 @@ class RNDConfig:
     """Number of random features to predict."""
     activation: Activation = "elu"
     """Activation of both networks."""
+    variant: Literal["paper", "rsl_rl"] = "paper"
+    """Score and learn the observation that each step truly led to, by statistics that include it;
+    or as RSL-RL: score the one after the step, also of a new episode, with bonus statistics of each
+    step, learn the one before it, and update observation statistics after the update."""
     error: Literal["square", "norm"] = "square"
     """Bonus: the mean squared error of the features, or the norm of the error."""
     normalize_obs: bool = True
@@ -103,7 +117,9 @@ class RND(Extension):
             if not group.dtype.is_floating_point:
                 raise UserError(f"rnd: obs_groups: {name!r} is {group.dtype}, and only real numbers can be predicted")
         width = sum(torch.Size(group.shape).numel() for group in self.groups.values())
-        self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
+        self.as_rsl_rl = config.variant == "rsl_rl"
+        of_obs = Normalizer((width,), eps=0.01, eps_on_std=True) if self.as_rsl_rl else Normalizer((width,), CLIP)
+        self.normalizer = of_obs if config.normalize_obs else IdentityNormalizer()
         target_hidden = config.hidden if config.target_hidden is None else config.target_hidden
         self.target = _network(width, target_hidden, config)
         self.predictor = _network(width, config.hidden, config)
@@ -115,18 +131,22 @@ class RND(Extension):
         """Mean bonus of the last rollout."""
         groups = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
         source = LossGradients(self.prediction_loss, Optimizer(groups, clip_jointly=True))
-        self.phase: Phase[Transitions] = Phase(
+        self.phase: Phase[Samples] = Phase(
             source, config.epochs, config.num_minibatches, generator, name="rnd", num_envs=spec.num_envs, draw=self.draw
         )
 
     def reward(self, rollout: Rollout[Any]) -> Tensor | tuple[Tensor, Tensor]:
         """Update the statistics; return the reward with the bonus added, or both separately."""
         self.config.weight.set_(self.weight, self.progress)
-        transitions = rollout.transitions(self.groups)
-        valid = transitions.valid
-        self.normalizer.update(self.flat(transitions.next_obs), valid)
-        raw = torch.where(valid, self.raw_bonus(transitions.next_obs), 0.0)
-        bonus = self.weight * self.update_and_normalize(raw, valid)
+        obs, valid = self.flat(rollout.obs)[1:], rollout.valid
+        if not self.as_rsl_rl:
+            transitions = rollout.transitions(self.groups)
+            obs, valid = self.flat(transitions.next_obs), transitions.valid
+            self.normalizer.update(obs, valid)
+        raw = torch.where(valid, self.raw_bonus(self.normalizer(obs)), 0.0)
+        steps = 1 if self.as_rsl_rl else len(raw)
+        parts = zip(raw.split(steps), valid.split(steps), strict=True)
+        bonus = self.weight * torch.cat([self.update_and_normalize(*part) for part in parts])
         self.paid.copy_(moments(bonus, valid)[1])
         if not self.separate:
             return rollout.reward + bonus
@@ -140,14 +160,13 @@ class RND(Extension):
         ]
         return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
 
-    def errors(self, obs: Obs) -> Tensor:
+    def errors(self, x: Tensor) -> Tensor:
         """Return predictor minus target `[..., outputs]`; only the predictor gets gradients."""
-        x = self.normalizer(self.flat(obs))
         return self.predictor(x) - self.target(x).detach()
 
-    def raw_bonus(self, obs: Obs) -> Tensor:
-        """Return the bonus `[...]` before normalisation and weighting."""
-        errors = self.errors(obs)
+    def raw_bonus(self, x: Tensor) -> Tensor:
+        """Return the bonus `[...]` of standardised observations, before normalisation and weighting."""
+        errors = self.errors(x)
         if self.config.error == "square":
             return errors.square().mean(-1)
         return torch.linalg.vector_norm(errors, dim=-1)
@@ -160,19 +179,27 @@ class RND(Extension):
         sums, after = discounted_return(bonus.double(), never, valid, self.running, self.config.bonus_gamma)
         self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
         self.bonus_statistics.update(sums, valid)
-        return bonus * self.bonus_statistics.inverse_scale
+        statistics = self.bonus_statistics
+        return bonus * torch.where(statistics.m2 > 0, statistics.inverse_scale, 1.0)
 
-    def draw(self, rollout: Rollout[Any]) -> Transitions:
-        """Return the transitions of a rollout as sequences of length 1."""
-        return as_sequences(rollout.transitions(self.groups), length=1)
+    def draw(self, rollout: Rollout[Any]) -> Samples:
+        """Return the observations of a rollout as sequences of length 1."""
+        if self.as_rsl_rl:
+            obs = self.flat(rollout.obs)[:-1]
+            samples = Samples(self.normalizer(obs), rollout.valid)
+            self.normalizer.update(obs, rollout.valid)
+        else:
+            transitions = rollout.transitions(self.groups)
+            samples = Samples(self.normalizer(self.flat(transitions.next_obs)), transitions.valid)
+        return as_sequences(samples, length=1)
 
-    def prediction_loss(self, batch: Transitions) -> LossOutput:
-        """Return the predictor's mean squared error on next observations."""
+    def prediction_loss(self, batch: Samples) -> LossOutput:
+        """Return the predictor's mean squared error."""
         included = batch.valid
         if self.config.share < 1:
             share = torch.rand(included.shape, generator=self.generator, device=included.device)
             included = included & (share < self.config.share)
-        loss = masked_mean(self.errors(batch.next_obs).square().mean(-1), included)
+        loss = masked_mean(self.errors(batch.x).square().mean(-1), included)
         return LossOutput(loss, {"loss/rnd": loss, "rnd/bonus": self.paid, "rnd/weight": self.weight})
 
     def phases(self) -> dict[str, Phase[Any]]:
@@ -181,5 +208,7 @@ class RND(Extension):
 
 
 def _network(width: int, hidden: tuple[int, ...], config: RNDConfig) -> nn.Sequential:
-    layers = MLP(width, hidden, config.activation, "orthogonal", 2**0.5)
-    return nn.Sequential(layers, init_layer(nn.Linear((width, *hidden)[-1], config.outputs), "orthogonal", 1.0))
+    init = "orthogonal" if config.variant == "paper" else "default"
+    layers = MLP(width, hidden, config.activation, init, 2**0.5)
+    last_gain = 1.0 if config.variant == "paper" else 2**0.5
+    return nn.Sequential(layers, init_layer(nn.Linear((width, *hidden)[-1], config.outputs), init, last_gain))

@@ -213,6 +213,10 @@ def curiosity(algorithm: Section) -> None:
         "target_hidden": curiosity_widths(s, "target_hidden_dims"),
         "weight": curiosity_weight(s),
     }
+    if s.parity:
+        own["variant"] = "rsl_rl"
+    else:
+        s.difference("scores and learns the observation that a step truly led to, not the first of a new episode")
     if root.raw("obs_groups.rnd_state") is not None:
         own["obs_groups"] = read.groups(root, "obs_groups.rnd_state")
     add_extension(algorithm, own, "rnd_cfg")
