@@ -195,6 +195,8 @@ def test_minibatches_are_counted_in_sequences():
         ValueError, match=r"num_minibatches=5 does not divide .* 16 \* 6 / 4 = 24; use num_minibatches=4 or"
     ):
         build(MODELS["both"], num_minibatches=5)
+    with pytest.raises(ValueError, match="use num_minibatches=24, or"):
+        build(MODELS["both"], num_minibatches=25)
     with pytest.raises(ValueError, match=r"central_value\.num_minibatches=7 does not divide"):
         build(MODELS["both"], central_value=CentralValueConfig(num_minibatches=7))
 

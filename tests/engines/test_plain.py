@@ -1,5 +1,8 @@
 """The engine `plain`: no kernel in C is called, and the numbers are those of autograd up to rounding."""
 
+import inspect
+import io
+import pdb
 from dataclasses import replace
 
 import pytest
@@ -8,7 +11,8 @@ import torch
 import canter
 from canter.core.dispatch import Dispatched, plain_functions
 from canter.engines.native import kernels
-from canter.functional.returns import reverse_discounted_sum_
+from canter.functional import returns
+from canter.functional.returns import gae, reverse_discounted_sum_
 
 
 def config_with(engine, algorithm) -> canter.TrainConfig:
@@ -51,6 +55,19 @@ def test_kernels_are_used_again_after_the_block(monkeypatch):
     assert calls == []
     reverse_discounted_sum_(x, x)
     assert len(calls) == 1
+
+
+def test_a_debugger_finds_a_function_with_kernels_by_its_name():
+    """`break canter.functional.returns.gae` in pdb sets the breakpoint by the function's code."""
+    debugger = pdb.Pdb(stdin=io.StringIO(), stdout=io.StringIO(), nosigint=True, readrc=False)
+    debugger.curframe = inspect.currentframe()
+    debugger.curframe_locals = {"gae": gae}
+    debugger.do_break("gae")
+    try:
+        (file,) = debugger.get_all_breaks()
+        assert file == debugger.canonic(returns.__file__)
+    finally:
+        debugger.clear_all_breaks()
 
 
 def test_the_engine_is_a_setting():

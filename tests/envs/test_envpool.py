@@ -25,7 +25,8 @@ def test_specs():
     env = EnvPoolEnv("HalfCheetah-v4", 2, num_threads=1)
     assert isinstance(env, Env)
     assert env.spec.obs == {"policy": TensorSpec((17,))} and env.spec.action == Continuous((-1.0,) * 6, (1.0,) * 6)
-    assert env.spec.final_obs == "in_place" and env.spec.truncates is True and env.spec.env_id == "HalfCheetah-v4"
+    assert env.spec.final_obs == "in_place" and env.spec.truncates is True
+    assert env.spec.env_id == "envpool:HalfCheetah-v4"
     env.close()
     env.close()
     assert EnvPoolEnv("CartPole-v1", 1, num_threads=1).spec.action == Discrete(2)

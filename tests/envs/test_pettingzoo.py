@@ -263,7 +263,7 @@ class TestById:
             id="pettingzoo:canter/roll-v0", num_envs=2, options={"has_state": True, "max_episode_steps": 1}
         )
         env = config.build("cpu")
-        assert env.spec.num_envs == 6 and env.spec.env_id == "canter/roll-v0"
+        assert env.spec.num_envs == 6 and env.spec.env_id == "pettingzoo:canter/roll-v0"
         assert env.spec.obs["critic"] == TensorSpec((2 + 3,))
         assert steps(env, 1)[0].truncated.all()
 

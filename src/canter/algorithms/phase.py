@@ -231,9 +231,10 @@ def check_batch(
     size = f"horizon * num_envs = {horizon} * {num_envs}"
     if sequence_length > 1:
         size = f"horizon * num_envs / sequence_length = {horizon} * {num_envs} / {sequence_length}"
+    fitting = " or ".join(map(str, dict.fromkeys((fewer, more))))
     message = (
         f"{key}num_minibatches={num_minibatches} does not divide {size} = {batch}; "
-        f"use {key}num_minibatches={fewer} or {more}, or horizon={longer}"
+        f"use {key}num_minibatches={fitting}, or horizon={longer}"
     )
     if may_drop and even and num_minibatches < batch:
         message += ", or uneven_minibatches=drop, which leaves some samples out"

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from inspect import unwrap
 from typing import Any, ClassVar, Generic, ParamSpec, TypeVar, cast
 
 import torch
@@ -36,6 +37,7 @@ class Dispatched(Generic[P, R]):
         self.plain = plain
         self.kernels: list[tuple[Accepts, Callable[P, R]]] = []
         wraps(plain)(self)
+        self.__code__ = unwrap(plain).__code__  # where a debugger sets a breakpoint on this name
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the first kernel that accepts the arguments, else the plain function."""

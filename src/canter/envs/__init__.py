@@ -12,7 +12,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -25,7 +25,7 @@ from canter.envs import probes as probes  # registers the probe environments
 from canter.envs.directory import EnvDirectory, directory_of, keep_directory
 from canter.envs.envpool import EnvPoolEnv
 from canter.envs.failures import failure, format_error, place_of, watched
-from canter.envs.gymnasium import make_gymnasium
+from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 from canter.envs.imports import PYTHON, find_factory, makes_a_batch, parameters_of, registered_id
 from canter.envs.pettingzoo import make_pettingzoo
 from canter.envs.robots.isaaclab import make_isaaclab
@@ -210,6 +210,8 @@ class EnvConfig:
         try:
             with watched(self.step_timeout), directory.during("__init__() or reset()"):
                 env = builder(name, num_envs=num_envs, device=device, **settings, **self.keywords)
+            if isinstance(env, GymnasiumEnv):
+                env.spec = replace(env.spec, env_id=self.id)  # `module:name` for an imported class
             keep_directory(env, directory)
             return env
         except (ContractBroken, EnvFailed) as error:

@@ -75,7 +75,9 @@ class EnvPoolEnv:
         with warnings.catch_warnings():
             # Bounds are float64 while spaces are float32, and Gymnasium warns of it every time.
             warnings.filterwarnings("ignore", message=".*precision lowered")
-            self._env = GymnasiumEnv(pool, autoreset="next_step", env_id=self._env_id, **self._adapter_options)
+            self._env = GymnasiumEnv(
+                pool, autoreset="next_step", env_id=f"envpool:{self._env_id}", **self._adapter_options
+            )
         limited = 0 < config.get("max_episode_steps", _NO_LIMIT) < _NO_LIMIT
         self.spec = replace(self._env.spec, truncates=limited)
         """Shapes, dtypes, bounds and conventions."""

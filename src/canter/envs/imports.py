@@ -89,7 +89,8 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
     if not is_allowed(module):
         raise UserError(
             f"environment id {env_id!r}: unknown scheme {module!r}, {nearest(module, schemes)} "
-            f"(if it is a module of yours, add --allow-import {module.partition('.')[0]})"
+            f"(if it is a module of yours, add --allow-import {module.partition('.')[0]}; "
+            f"in a program, canter.allow_import({module.partition('.')[0]!r}))"
         )
     imported = import_trusted(module)
     factory = getattr(imported, name, None)

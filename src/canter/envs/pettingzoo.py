@@ -223,7 +223,7 @@ def make_pettingzoo(
         raise UserError(f"unknown PettingZoo environment {env_id!r}: {nearest(env_id, pettingzoo.parallel_registry)}")
     make_env = partial(pettingzoo.make, "parallel", env_id, max_cycles=max_episode_steps, **kwargs)
     try:
-        return PettingZooEnv(make_env, num_envs, joint_state=joint_state, device=device, env_id=env_id)
+        return PettingZooEnv(make_env, num_envs, joint_state=joint_state, device=device, env_id=f"pettingzoo:{env_id}")
     except FailedToImport as error:
         raise ImportError(f"{error} ({error.__cause__})") from error
 

@@ -38,11 +38,11 @@ from canter.core.storage.lock import folder_mutex
 from canter.envs import EnvConfig
 from canter.envs.source import source_fingerprint
 from canter.nn.policy_file import BEST, FINAL_ACTOR, POLICIES, read_policy_file
+from canter.runs.records import HALL
 
 _log = logging.getLogger(__name__)
 
 
-HALL = "hall_of_fame"
 INDEX = "index.json"
 PLACES = 5
 """Number of policies that a hall keeps."""

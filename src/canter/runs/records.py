@@ -28,6 +28,9 @@ RECORD = "run.json"
 TRACEBACK_IN = "The traceback is in"
 """Words before the name of the file, in messages about errors that ended a run."""
 CONFIG = "config.yaml"
+AVERAGE_SCORE = "long_run_average"
+HALL = "hall_of_fame"
+"""Folder of the best policies, next to the runs."""
 
 Outcome = Literal["finished", "stopped", "failed"]
 """`finished`: the budget is used up or an end condition is met; `stopped`: by a signal or the
@@ -111,11 +114,18 @@ def score_value(score: Any, *, average: bool) -> float | None:
 
     Otherwise the mean return; the other one if there is only that, None without any.
     """
-    if not isinstance(score, Mapping):
-        return None
-    names = ("long_run_average", "mean") if average else ("mean", "long_run_average")
-    value = next((score[name] for name in names if name in score), None)
+    value = score.get(_score_key(score, average)) if isinstance(score, Mapping) else None
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def is_average_score(score: Any, *, average: bool) -> bool:
+    """Return whether `score_value` is the long-run average."""
+    return isinstance(score, Mapping) and _score_key(score, average) == AVERAGE_SCORE
+
+
+def _score_key(score: Mapping[str, Any], average: bool) -> str:
+    first, second = (AVERAGE_SCORE, "mean") if average else ("mean", AVERAGE_SCORE)
+    return second if second in score and first not in score else first
 
 
 def write_score(folder: Path, score: dict[str, Any]) -> None:
@@ -169,7 +179,12 @@ def find_run(text: str, runs: Path = RUNS) -> Path:
 
 
 def find_all(text: str, runs: Path = RUNS) -> list[Path]:
-    """Return all runs that `text` names: one, those in a folder, or all with this prefix."""
+    """Return all runs that `text` names: one, those in a folder, or all with this prefix.
+
+    The hall of fame, which `runs/*` names too, has none.
+    """
+    if Path(text).name == HALL and Path(text).is_dir():
+        return []
     if (exact := _exactly(text, runs)) is not None:
         return [exact]
     for folder in (Path(text), runs / text):

@@ -15,21 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from canter.core.plain import ConfigError, from_plain, to_plain
+from canter.core.plain import ConfigError, to_plain
 from canter.core.registry import UserError
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
 from canter.core.storage.files import Unreadable, dump_plain, replace_file
 from canter.core.storage.lock import RunLock
 from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
-from canter.nn.actor_critic import ModelConfig
 from canter.nn.policy_file import POLICIES
 from canter.runs.changes import EDITS, ChangeCheck
 from canter.runs.metrics import DAMAGED, METRICS, MetricsLog
 from canter.runs.permissions import save_trusted_modules
 from canter.runs.policies import Policies, ProgressSnapshot
 from canter.runs.records import CONFIG, TRACEBACK_IN, Outcome, RunRecord, link_latest
-from canter.runs.state import ProgressSource, TrainState
+from canter.runs.state import ProgressSource, TrainState, current_fingerprint
 
 logger = logging.getLogger(__name__)
 
@@ -227,11 +226,8 @@ class RunFolder:
                 check_same(what, {"run": run}, {"run": self.record.identity or run})
             case _:
                 raise CheckpointCorrupt(self.store.path(iteration), "it does not say which run it is of")
-        made_for = tree["made_for"]
-        if isinstance(made_for, dict) and "model" in made_for:
-            # An earlier version saved older names, and not the settings that were added since.
-            made_for = made_for | {"model": to_plain(from_plain(made_for["model"], ModelConfig()))}
-        check_same(what, made_for, state.fingerprint())
+        here = state.fingerprint()
+        check_same(what, current_fingerprint(tree["made_for"], here), here)
         variable = state.algorithm.variable_size_keys
 
         def fixed_size(algorithm: dict[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,11 @@ from torch import Tensor
 
 from canter.algorithms.base import Algorithm
 from canter.core import distributed
-from canter.core.plain import to_plain
+from canter.core.plain import from_plain, to_plain
 from canter.core.specs import Stateful
 from canter.core.storage.tree import decode, encode
 from canter.core.storage.validity import spec_to_plain
+from canter.nn.actor_critic import ModelConfig
 from canter.runs.policies import ProgressSnapshot
 
 RANKS = "ranks"
@@ -73,6 +74,23 @@ class TrainState:
             "model": to_plain(policy.config),
             "seed": self.seed,
         }
+
+
+def current_fingerprint(saved: Any, here: dict[str, Any]) -> Any:
+    """Return the fingerprint of a checkpoint with today's settings and name of the environment.
+
+    An earlier version saved older names, and not the settings of networks that were added since.
+    It left out the scheme of an environment's id, and had `imported/module.Name-v0` for
+    `module:Name`.
+    """
+    match saved:
+        case {"env": {"env_id": env_id, **env}, "model": model}:
+            current = here["env"]["env_id"]
+            if env_id in (current.partition(":")[2], f"imported/{current.replace(':', '.')}-v0"):
+                env_id = current
+            model = to_plain(from_plain(model, ModelConfig()))
+            return {**saved, "env": {"env_id": env_id, **env}, "model": model}
+    return saved
 
 
 def gather_ranks(own: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:

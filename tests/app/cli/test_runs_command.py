@@ -49,6 +49,18 @@ def test_runs_are_listed_the_newest_first(tmp_path, rows):
     ]
 
 
+def test_scores_by_long_run_average_are_marked(tmp_path, rows):
+    both = {"mean": 250.0, "long_run_average": 2.25}
+    make_run(tmp_path, "average", record={"score": both}, algorithm={"objective": "average"})
+    make_run(tmp_path, "endless", record={"score": {"long_run_average": 2.25}})
+    make_run(tmp_path, "return", record={"score": both})
+    assert {cells[0]: cells[5] for cells in rows()[1:]} == {
+        "average": "2.25 per time",
+        "endless": "2.25 per time",
+        "return": "250.0",
+    }
+
+
 def test_a_run_whose_process_died_is_interrupted_and_an_old_one_is_rated_by_its_steps(tmp_path, rows):
     make_run(tmp_path, "died", record={"status": "running"}, row={"env_steps": 5, "wall_time": time.time() - 1})
     make_run(tmp_path, "whole", row={"env_steps": 1000, "wall_time": time.time() - 2})

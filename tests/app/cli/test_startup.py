@@ -20,7 +20,7 @@ from canter.app.cli.index import (
     summary_of,
 )
 from canter.app.cli.parser import Parser
-from canter.app.experiments.foreign import FOREIGN
+from canter.app.experiments.foreign import FOREIGN, PYTHON_ONLY
 
 LIGHT = [
     ["--help"],
@@ -149,6 +149,9 @@ def test_every_command_has_a_function_with_its_summary(name):
         ("--batch_size", "--algorithm.num-minibatches (minibatches of a rollout: horizon x num_envs / batch size)"),
         ("--ent-coef", "--algorithm.entropy-coef"),
         ("--num-steps-per-env", "--algorithm.horizon"),
+        ("--policy", "--algorithm.model.policy.hidden"),
+        ("--policy-kwargs", "--algorithm.model.policy.hidden"),
+        ("--callback", "on_iteration (a function, or callbacks=[...] for canter.Callback; in Python only)"),
     ],
 )
 def test_names_of_other_libraries_are_answered(flag, answer, cached, tmp_path):
@@ -160,5 +163,5 @@ def test_names_of_other_libraries_are_answered(flag, answer, cached, tmp_path):
 
 def test_every_answer_about_other_libraries_is_a_flag_here():
     parser = Parser("train", COMMANDS["train"])
-    flags = [name for name, remark in FOREIGN.values() if not remark.endswith("in Python only")]
+    flags = [name for name, remark in FOREIGN.values() if not remark.endswith(PYTHON_ONLY)]
     assert [name for name in flags if not parser.knows(f"--{name}")] == []

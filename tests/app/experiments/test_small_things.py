@@ -92,7 +92,17 @@ def test_near_names_do_not_match_by_their_version():
 
 
 @pytest.mark.parametrize(
-    ("name", "here"), [("verbose", "console"), ("tensorboard_log", "log"), ("callback", "on_iteration")]
+    ("name", "here"),
+    [
+        ("verbose", "console"),
+        ("tensorboard_log", "log"),
+        ("callback", "on_iteration"),
+        ("policy", "algorithm.model.policy.hidden"),
+        ("policy_kwargs", "algorithm.model.policy.hidden"),
+        ("env_kwargs", "env.options"),
+        ("eval_freq", "evaluate.every"),
+        ("normalize_advantage", "algorithm.advantage_normalization"),
+    ],
 )
 def test_names_of_stable_baselines_are_answered(name, here):
     assert f"here it is {here} (" in (translate_key(name) or "")

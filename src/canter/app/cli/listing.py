@@ -22,6 +22,7 @@ from canter.runs.records import (
     RECORD,
     by_average,
     find_all,
+    is_average_score,
     read_record,
     read_settings,
     run_folders,
@@ -141,13 +142,14 @@ def run_cells(run: dict[str, Any]) -> tuple[str, ...]:
     """Return the cells of a run in the table."""
     age = max(0.0, time.time() - run["updated"])
     value = score_value(run["score"], average=run["by_average"])
+    unit = " per time" if is_average_score(run["score"], average=run["by_average"]) else ""
     return (
         run["name"],
         run["env"] or "-",
         run["status"] if run["ranks"] == 1 else f"{run['status']}, {run['ranks']} ranks",
         "-" if run["env_steps"] is None else f"{run['env_steps']:,}",
         format_number(run["return"]),
-        "-" if value is None else format_number(value),
+        "-" if value is None else format_number(value) + unit,
         "-" if run["seconds"] is None else format_duration(run["seconds"]),
         " ".join(format_duration(age).split()[:2]),  # the larger unit is enough: 3 d 4 h becomes 3 d
     )
@@ -167,6 +169,8 @@ def report_command(arguments: argparse.Namespace) -> None:
     from canter.app.report import write_report
 
     paths = [path for text in arguments.runs for path in find_all(text, arguments.run_dir)]
+    if not paths:
+        raise UsageError(f"{' '.join(arguments.runs)}: the hall of fame has no runs; name a run, or several")
     written = write_report(paths, arguments.out, threshold=arguments.threshold)
     print(f"The report is in {written}")
     if arguments.open:

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 from canter.app.cli.index import known_algorithms, read_index
-from canter.app.experiments.foreign import translate_flag
+from canter.app.experiments.foreign import PYTHON_ONLY, translate_flag
 from canter.core.registry import UserError, nearest
 
 
@@ -233,7 +233,7 @@ def advise(unknown: str, flags: Sequence[str]) -> str:
     """Return Canter's flag for another library's, or flags with a similar name."""
     word = hyphenated(unknown).lstrip("-")
     foreign = translate_flag(unknown)
-    if foreign is not None and any(flag in foreign for flag in flags):
+    if foreign is not None and (PYTHON_ONLY in foreign or any(flag in foreign for flag in flags)):
         return foreign
     same_end = [flag for flag in flags if flag.endswith(f".{word}")]
     if same_end:

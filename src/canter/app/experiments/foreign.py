@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 SAME = "the same number"
+PYTHON_ONLY = "in Python only"
+"""End of the remark about a name that is no flag."""
 _STEPS = "the same number: steps of each environment in a rollout"
 _ROLLOUT = "minibatches of a rollout: horizon x num_envs / batch size"
 _ADAPTIVE = "the same number, with .kind adaptive_kl"
 _ITERATIONS = "the same number, with --total-steps null"
+_HIDDEN = "a list such as 256,256"
+_POLICY = "widths of the layers such as 256,256; CnnPolicy is what images get, LstmPolicy is algorithm.model.policy.rnn"
+_MODULE = f"canter.network(MyModule); {PYTHON_ONLY}"
+_EVERY = "transitions over all environments: their number times the environments"
+_VALUE_CLIP = "the same number, with algorithm.value-loss clipped"
 
 _NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("algorithm.optimizer.learning-rate", SAME): ("lr", "learning-rate"),
@@ -35,11 +42,25 @@ _NAMES: dict[tuple[str, str], tuple[str, ...]] = {
     ("total-steps", "the same number, if it counts transitions over all environments"): ("timesteps",),
     ("until.iterations", _ITERATIONS): ("max-iterations", "max-epochs"),
     ("num-envs", SAME): ("num-actors", "n-envs"),
-    ("algorithm.model.policy.hidden", "a list such as 256,256"): ("net-arch",),
+    ("algorithm.model.policy.hidden", _HIDDEN): ("net-arch",),
+    ("algorithm.model.policy.hidden", _POLICY): ("policy", "policy-kwargs"),
+    ("algorithm.model.policy.activation", "a name such as tanh or relu"): ("activation-fn",),
+    ("algorithm.model.policy", _MODULE): ("features-extractor-class",),
+    ("algorithm.model.std.initial", "exp of the number"): ("log-std-init",),
+    ("algorithm.advantage-normalization", "minibatch, rollout or none"): ("normalize-advantage", "norm-adv"),
+    ("algorithm.value-clip", _VALUE_CLIP): ("clip-range-vf",),
+    ("env.options", "each as env.options.NAME"): ("env-kwargs",),
+    ("env.wrappers", "each as env.wrappers.NAME.KEY"): ("wrapper-class",),
+    ("evaluate.every", _EVERY): ("eval-freq",),
+    ("evaluate.episodes", SAME): ("n-eval-episodes",),
+    ("checkpoints.save-every", "iterations: the number divided by the steps of a rollout"): ("save-freq",),
+    ("log-every", SAME): ("log-interval",),
+    ("recent-episodes", SAME): ("stats-window-size",),
+    ("console", "live or lines"): ("progress-bar",),
     ("algorithm.replay.capacity", SAME): ("buffer-size",),
     ("console", "verbose=0 is quiet, 1 is lines, 2 is verbose"): ("verbose",),
     ("log", "log tensorboard; the files go to the run's folder"): ("tensorboard-log",),
-    ("on-iteration", "a function, or callbacks=[...] for canter.Callback; in Python only"): ("callback",),
+    ("on-iteration", f"a function, or callbacks=[...] for canter.Callback; {PYTHON_ONLY}"): ("callback",),
     ("algorithm.warmup-steps", SAME): ("learning-starts",),
     (
         "algorithm.updates-per-transition",
@@ -54,10 +75,14 @@ converts)."""
 def translate_flag(flag: str) -> str | None:
     """Return Canter's flag for another library's and a converter; None if it is unknown."""
     name, conversion = FOREIGN.get(flag.lstrip("-").replace("_", "-").lower(), ("", ""))
+    if conversion.endswith(PYTHON_ONLY):
+        return f"here it is {name.replace('-', '_')} ({conversion})"
     return f"here it is --{name} ({conversion})" if name else None
 
 
 def translate_key(key: str) -> str | None:
     """Return the same for a setting from Python, in whichever section it was put."""
+    if key == "algorithm.policy":  # a setting of SAC and distillation
+        return None
     name, conversion = FOREIGN.get(key.rpartition(".")[2].replace("_", "-").lower(), ("", ""))
     return f"here it is {name.replace('-', '_')} ({conversion})" if name else None
