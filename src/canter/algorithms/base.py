@@ -138,10 +138,11 @@ class Algorithm(Protocol[RecordT]):
 class AlgorithmConfig(Protocol):
     """Frozen settings that build an algorithm.
 
-    Any dataclass with these two members will do, without a base class. Four more members are
+    Any dataclass with these two members will do, without a base class. Five more members are
     optional; the functions at the end of this file read them:
 
     - `report_spec`, a class attribute: `ReportSpec`
+    - `search_space`, a class attribute: the default ranges of `canter tune`, by setting
     - `plan() -> RolloutPlan`
     - `unused(spec) -> list[str]`: a line for each changed setting that has no effect
     - `symmetries(spec) -> tuple[Symmetry, ...]`: the symmetries of the environment that the
@@ -256,6 +257,11 @@ def report_spec_of(config: Any) -> ReportSpec:
     `declared` is the old name of the attribute.
     """
     return getattr(config, "report_spec", None) or getattr(config, "declared", ReportSpec())
+
+
+def search_space_of(config: Any) -> Mapping[str, str]:
+    """Return the default ranges of a search by setting; a number with x is a multiple of its value."""
+    return getattr(config, "search_space", {})
 
 
 def report_spec_for(kind: Any) -> ReportSpec:

@@ -10,6 +10,7 @@ from canter.algorithms.ppo.rewards import RewardConfig
 from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
 from canter.app.experiments.session import InitFrom, TrainingResult
 from canter.app.experiments.train import evaluate, load, resume, train
+from canter.app.tuning.tune import TuneResult, tune
 from canter.config import TrainConfig
 from canter.config.presets import preset_for, presets
 from canter.core.data.replay import ReplayConfig
@@ -114,6 +115,7 @@ __all__ = [
     "TrainConfig",
     "Trainer",
     "TrainingResult",
+    "TuneResult",
     "UntilConfig",
     "ValueFunction",
     "VideoConfig",
@@ -132,4 +134,5 @@ __all__ = [
     "save_critic",
     "save_policy",
     "train",
+    "tune",
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import nn
@@ -166,6 +167,15 @@ class PPOSettings:
     of the mean that remains after an iteration: 0.995 averages over some 200. 0 turns it off."""
     extensions: tuple[AnyExtensionConfig, ...] = ()
     """Additions to the algorithm: further rewards, losses and phases, in this order."""
+
+    search_space: ClassVar[Mapping[str, str]] = {
+        "optimizer.learning_rate": "0.1x..10x:log",
+        "gamma": "0.3x..3x:log1m",
+        "gae_lambda": "0.3x..3x:log1m",
+        "clip_ratio": "0.1..0.4",
+        "entropy_coef": "1e-5..0.03:log",
+        "epochs": "0.5x..2x",
+    }
 
     def __post_init__(self) -> None:
         """Refuse values out of range, by name."""

@@ -7,8 +7,9 @@ algorithm.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import ClassVar, Literal
 
 from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
 from canter.core.data.replay import ReplayConfig
@@ -119,6 +120,13 @@ class SACSettings:
     """Separate optimiser for the critics."""
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Replay buffer."""
+
+    search_space: ClassVar[Mapping[str, str]] = {
+        "optimizer.learning_rate": "0.1x..10x:log",
+        "gamma": "0.3x..3x:log1m",
+        "tau": "0.3x..3x:log",
+        "batch_size": "0.5x,1x,2x",
+    }
 
     def __post_init__(self) -> None:
         """Refuse values out of range, by name."""

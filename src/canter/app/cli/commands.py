@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
+from canter.app.cli.arguments import (
+    CONFIG_ARGUMENTS,
+    CONFIG_EPILOG,
+    CONFIG_FLAGS,
+    ENV,
+    IMPORT_ARGUMENTS,
+    OUTPUT_ARGUMENTS,
+    RUN,
+    TRAIN_ARGUMENTS,
+    run_dir,
+)
 from canter.app.cli.parser import (
     Argument,
     Command,
     Parser,
     SettingFlags,
     agent_name,
-    console_kind,
-    log_names,
+    duration,
     positive_int,
     viewer_name,
-    whole_number,
 )
 from canter.runs.records import CONFIG, RUNS
 
@@ -28,95 +38,6 @@ EXPORT_OBSERVATIONS = 1000
 DEMO = RUNS / "demo"
 DEMO_SECONDS = 10.0
 
-
-def run_dir(contents: str = "runs are looked for") -> Argument:
-    """Return the flag for the folder of all runs."""
-    return Argument("--run-dir", f"where {contents} (default {RUNS})", "DIR", Path, RUNS)
-
-
-CONFIG_ARGUMENTS = (
-    Argument(
-        "--preset", "start from these settings instead of the environment's, or none (see `canter presets`)", "NAME"
-    ),
-    Argument("--config", "YAML file of settings, all or some", "FILE"),
-)
-OUTPUT_ARGUMENTS = (
-    Argument(
-        "--console",
-        "live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
-        "or quiet",
-        "KIND",
-        console_kind,
-        "auto",
-    ),
-    Argument(
-        "--final-episodes",
-        "episodes of the final evaluation, 0 for none (default 100, or as many as take a fifth of the steps)",
-        "N",
-        whole_number,
-    ),
-    Argument("--log", "metrics also to tensorboard, wandb or both: --log tensorboard,wandb", "NAMES", log_names, []),
-)
-IMPORT_ARGUMENTS = (
-    Argument("--parity", "settings of another library: keep its numbers exactly instead of using Canter's own forms"),
-    Argument("--source", "settings of rl_games: its release, rl_games-1.6.1, -1.6.5 or -2.0", "RELEASE"),
-    Argument("--agents", "settings of another library: agents in each environment (default 1)", "N", int, 1),
-    Argument(
-        "--set",
-        "settings of another library: the value of ${KEY} in the file",
-        "KEY=VALUE",
-        default=[],
-        repeatable=True,
-    ),
-    Argument(
-        "--without",
-        "settings of another library: leave out a key that would be refused",
-        "KEY",
-        default=[],
-        repeatable=True,
-    ),
-)
-TRAIN_ARGUMENTS = (
-    *CONFIG_ARGUMENTS,
-    run_dir("the run's folder goes"),
-    Argument("--name", "name of that folder; by default environment, seed and time", "NAME"),
-    Argument("--resume-if-present", "resume the run of that --name if it exists"),
-    Argument(
-        "--init-from",
-        "start with the weights of another run with the same networks; from a run of another algorithm, or from a "
-        "policy file, with its policy",
-        "RUN",
-    ),
-    Argument("--init-optimizer", "with --init-from: load the state of the optimizers too"),
-    Argument("--init-fresh-statistics", "with --init-from: start with new statistics of observations and values"),
-    *OUTPUT_ARGUMENTS,
-    *IMPORT_ARGUMENTS,
-    Argument("--print-config", "print the merged settings as YAML and stop"),
-    Argument("--dry-run", "build environment and algorithm, print what would happen and stop"),
-)
-RUN = Argument("RUN", "folder of the run, `latest`, or the beginning of its name")
-
-CONFIG_FLAGS = SettingFlags(
-    {
-        "--algorithm": ("algorithm.kind", "NAME", "{algorithms}; the algorithm's preset for the environment is used"),
-        "--seed": ("seed", "N", "seed of all random streams"),
-        "--total-steps": ("total_steps", "N", "transitions to train for, over all environments"),
-        "--num-envs": ("env.num_envs", "N", "environments stepped together, over all ranks"),
-        "--device": ("device", "NAME", "device of networks and tensors: cpu, cuda, cuda:1, ..."),
-    }
-)
-ENV = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
-CONFIG_EPILOG = """\
-Every setting is a flag by its path, and keys of a file are the same paths:
-  --algorithm.gamma 0.995
-  --algorithm.optimizer.learning-rate 3e-4            a constant number
-  --algorithm.optimizer.learning-rate.kind linear     or a schedule (constant, linear, step, adaptive_kl) ...
-  --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
-  --algorithm.model.policy.hidden 256,256             a list
-  --env.options.NAME VALUE                            a keyword argument of the environment
-
-`canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
-Later sources win: defaults < preset < file < flags."""
 
 POLICY_SOURCE = "folder of a run, `latest`, the beginning of a run's name, or a policy file"
 POLICY_ARGUMENTS = (
@@ -214,6 +135,40 @@ as needed by settings that are lists themselves. All combinations are run.
 
 `canter sweep FOLDER` resumes a sweep: finished runs are kept, interrupted runs continue from their checkpoints.""",
         settings=CONFIG_FLAGS,
+    ),
+    "tune": Command(
+        "tools:tune_command",
+        "Search the settings of a task.",
+        "ENV|FOLDER [--trials N] [--budget 2h] [--jobs N] [--space FILE | --space.KEY RANGE ...] [--KEY VALUE ...]",
+        (
+            Argument("ENV", "environment id, or the folder of a search to continue"),
+            Argument("--trials", "settings to try", "N", positive_int),
+            Argument("--budget", "time for all of it, such as 90s, 30m, 2h or 1h30m", "TIME", duration),
+            Argument("--jobs", "runs at a time; by default one for each core", "N", positive_int),
+            Argument("--space", "YAML file of settings with their ranges", "FILE", Path),
+            Argument(
+                "--objective",
+                "score of a run: return, of the policy in new episodes (the default), or auc, the mean return over "
+                "the steps of training",
+                "NAME",
+            ),
+            Argument("--seeds", "seeds of the best trials in the search, at most (default 3)", "N", positive_int),
+            Argument("--finalists", "trials that train on fresh seeds (default 3)", "N", positive_int),
+            Argument("--final-seeds", "fresh seeds (default 5)", "N", positive_int),
+            *CONFIG_ARGUMENTS,
+            run_dir("the search's folder goes"),
+            Argument("--name", "name of that folder; by default environment and time", "NAME"),
+        ),
+        description="""\
+Search the settings of a task with Optuna's TPE sampler, halving and several seeds, in separate processes. Ranges:
+  --space.algorithm.optimizer.learning-rate 1e-5..1e-2:log    on a logarithmic scale
+  --space.algorithm.gamma 0.9..0.999:log1m                    the distance from 1 is logarithmic
+  --space.algorithm.horizon 64,128,256                        values
+  --space.algorithm.epochs 0.5x..2x                           relative to the base: preset, file and flags
+Without ranges the algorithm's own are searched. The winner is best.yaml: canter train ENV --config best.yaml
+
+`canter tune FOLDER` continues a search with the same trials; --trials or --budget extend it.""",
+        settings=replace(CONFIG_FLAGS, ranges=True),
     ),
     "play": Command(
         "policies:play_command",

@@ -13,6 +13,9 @@ from canter.app.cli.index import known_algorithms, read_index
 from canter.app.experiments.foreign import PYTHON_ONLY, translate_flag
 from canter.core.registry import UserError, nearest
 
+SPACE = "space."
+"""Beginning of the keys of flags with ranges."""
+
 
 class UsageError(UserError):
     """A command line that cannot be understood or contradicts itself."""
@@ -73,6 +76,8 @@ class SettingFlags:
     """Flags shown in the help: name -> (key of the setting, name of the value, help)."""
     section: str = ""
     """Only settings whose key begins with this text are flags."""
+    ranges: bool = False
+    """Every setting is also a flag `--space.KEY` with a range of values."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +130,9 @@ class Parser(argparse.ArgumentParser):
         settings = self.command.settings
         if settings is None:
             return ()
-        return tuple(f"{flag_of(key)}." for key in read_index("free_settings") if key.startswith(settings.section))
+        free = [key for key in read_index("free_settings") if key.startswith(settings.section)]
+        ranges = [f"{SPACE}{key}" for key in free] if settings.ranges else []
+        return tuple(f"{flag_of(key)}." for key in (*free, *ranges))
 
     def _add_short_flags(self) -> None:
         """Show the short flags of settings in the help; `take_settings` reads their values."""
@@ -225,7 +232,8 @@ def looks_like_flag(token: str) -> bool:
 def setting_flags(settings: SettingFlags) -> dict[str, str]:
     """Return the flags of all settings in the section, with the keys that they mean."""
     keys = [key for key in read_index("settings") if key.startswith(settings.section)]
-    flags = {flag_of(key): key for key in keys}
+    ranges = [f"{SPACE}{key}" for key in keys] if settings.ranges else []
+    flags = {flag_of(key): key for key in (*keys, *ranges)}
     return flags | {flag: key for flag, (key, *_) in settings.short.items()}
 
 
@@ -253,6 +261,15 @@ def whole_number(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of at least 0")
     return int(text)
+
+
+def duration(text: str) -> float:
+    """Convert the text of a flag, such as 90s, 30m, 2h or 1h30m, to seconds."""
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    if match is None or not text:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time such as 90s, 30m, 2h or 1h30m")
+    hours, minutes, seconds = (int(number or 0) for number in match.groups())
+    return 3600.0 * hours + 60.0 * minutes + seconds
 
 
 def one_of(*names: str) -> Callable[[str], str]:

@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -52,14 +53,15 @@ class Sweep:
         content = {"base": self.base, "runs": self.runs}
         replace_file(self.folder / SWEEP, (json.dumps(content, indent=1) + "\n").encode())
 
-    def arguments(self, name: str) -> list[str]:
-        """Return the arguments of `canter` that start a run, or resume it."""
+    def arguments(self, name: str, *more: str) -> list[str]:
+        """Return the arguments of `canter` that start a run, or resume it, with further settings."""
         path = self.folder / name
         if not (path / CONFIG).is_file():
-            return [*self.base, *self.runs[name], "--run-dir", str(self.folder), "--name", name, "--console", "lines"]
+            place = ["--run-dir", str(self.folder), "--name", name]
+            return [*self.base, *self.runs[name], *more, *place, "--console", "lines"]
         has_checkpoint = any((path / "checkpoints").glob("step-*"))
         scratch = [] if has_checkpoint or not (path / METRICS).is_file() else ["--from-scratch"]
-        return ["resume", str(path), *scratch, "--console", "lines"]
+        return ["resume", str(path), *more, *scratch, "--console", "lines"]
 
 
 def combinations(varied: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
@@ -75,15 +77,17 @@ def combinations(varied: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
     return found
 
 
-def new_sweep_folder(root: Path, env_id: str, name: str | None) -> Path:
-    """Make a new folder for a sweep."""
+def new_sweep_folder(root: Path, env_id: str, name: str | None, command: str = "sweep") -> Path:
+    """Make a new folder for a sweep, or a search."""
     if not name:
-        return claim_folder(root, f"sweep-{env_id}")
+        return claim_folder(root, f"{command}-{env_id}")
     path = root / name
     try:
         path.mkdir(parents=True)
     except FileExistsError as error:
-        raise UserError(f"{path} already exists; choose another --name, or continue: canter sweep {path}") from error
+        raise UserError(
+            f"{path} already exists; choose another --name, or continue: canter {command} {path}"
+        ) from error
     return path
 
 
@@ -132,7 +136,7 @@ def run_sweep(sweep: Sweep, jobs: int, on_change: Callable[[SweepProgress, str |
     """
     progress = SweepProgress(sweep)
     waiting = [name for name in sweep.runs if run_status(sweep.folder / name) != "finished"]
-    try:
+    with saved_at_exit(progress.running):
         while waiting or progress.running:
             while waiting and len(progress.running) < jobs:
                 name = waiting.pop(0)
@@ -142,18 +146,25 @@ def run_sweep(sweep: Sweep, jobs: int, on_change: Callable[[SweepProgress, str |
             if ended is not None and progress.running.pop(ended).returncode != 0:
                 progress.failed.append(ended)
             on_change(progress, ended)
-    finally:  # however the sweep ends, its runs save and end
-        for process in progress.running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        for process in progress.running.values():
-            process.wait()
     return progress
 
 
-def start_run(sweep: Sweep, name: str) -> subprocess.Popen[bytes]:
+@contextmanager
+def saved_at_exit(running: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[None]:
+    """However the block ends, stop the runs that are left; they save and end."""
+    try:
+        yield
+    finally:
+        for process in running.values():
+            if process.poll() is None:
+                process.send_signal(signal.SIGINT)
+        for process in running.values():
+            process.wait()
+
+
+def start_run(sweep: Sweep, name: str, *more: str) -> subprocess.Popen[bytes]:
     """Start or resume a run in a separate process, which writes to the run's log file."""
-    command = [sys.executable, "-m", "canter", *sweep.arguments(name)]
+    command = [sys.executable, "-m", "canter", *sweep.arguments(name, *more)]
     with (sweep.folder / f"{name}.log").open("ab") as log:
         # In its own process group: Ctrl-C reaches it once, from `run_sweep`.
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

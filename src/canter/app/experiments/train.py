@@ -75,7 +75,7 @@ def train(
     _check_names(console, log, folder)
     run_dir = Path(run_dir)
     initial = _initial_weights(init_from, run_dir)
-    plan = _plan(task, env, config, preset, settings)
+    plan = plan_run(task, env, config, preset, settings)
     quiet = console == "quiet"
     notify = _discard if quiet else print
     check_machine(plan.config)
@@ -192,7 +192,7 @@ def _task_or_config(task: Any, env: Any, config: TrainConfig | None) -> tuple[An
 
 
 @dataclass(frozen=True)
-class _Plan:
+class RunPlan:
     """The settings of a run."""
 
     config: TrainConfig
@@ -204,7 +204,7 @@ class _Plan:
     """Advice for the user."""
 
 
-def _plan(task: Any, env: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> _Plan:
+def plan_run(task: Any, env: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> RunPlan:
     """Return the settings of a run from a task, a base config or preset, and further settings."""
     if isinstance(env, Mapping):
         settings = {"env": dict(env), **settings}
@@ -224,7 +224,7 @@ def _plan(task: Any, env: Any, config: TrainConfig | None, preset: str | None, s
         env_id = _env_id(settings.get("env")) if found is None else found.env_id
         config, source = base_config(env_id, preset, kind, settings.get("device"))
     if found is None:
-        return _Plan(with_settings(config, settings), source)
+        return RunPlan(with_settings(config, settings), source)
     base = replace(config, env=found.settings(config.env))
     config = with_settings(base, settings)
     if found.env is not None:
@@ -232,7 +232,7 @@ def _plan(task: Any, env: Any, config: TrainConfig | None, preset: str | None, s
         config = replace(config, env=found.settings(config.env))
         if isinstance(found.env, SelfPlayEnv) and "self_play" not in settings:
             config = replace(config, self_play=None)  # a preset's; this environment has its opponents already
-    return _Plan(config, source, found.env, found.note)
+    return RunPlan(config, source, found.env, found.note)
 
 
 def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:

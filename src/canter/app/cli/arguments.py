@@ -1,0 +1,98 @@
+"""Arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from canter.app.cli.parser import Argument, SettingFlags, console_kind, log_names, whole_number
+from canter.runs.records import RUNS
+
+
+def run_dir(contents: str = "runs are looked for") -> Argument:
+    """Return the flag for the folder of all runs."""
+    return Argument("--run-dir", f"where {contents} (default {RUNS})", "DIR", Path, RUNS)
+
+
+CONFIG_ARGUMENTS = (
+    Argument(
+        "--preset", "start from these settings instead of the environment's, or none (see `canter presets`)", "NAME"
+    ),
+    Argument("--config", "YAML file of settings, all or some", "FILE"),
+)
+OUTPUT_ARGUMENTS = (
+    Argument(
+        "--console",
+        "live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
+        "or quiet",
+        "KIND",
+        console_kind,
+        "auto",
+    ),
+    Argument(
+        "--final-episodes",
+        "episodes of the final evaluation, 0 for none (default 100, or as many as take a fifth of the steps)",
+        "N",
+        whole_number,
+    ),
+    Argument("--log", "metrics also to tensorboard, wandb or both: --log tensorboard,wandb", "NAMES", log_names, []),
+)
+IMPORT_ARGUMENTS = (
+    Argument("--parity", "settings of another library: keep its numbers exactly instead of using Canter's own forms"),
+    Argument("--source", "settings of rl_games: its release, rl_games-1.6.1, -1.6.5 or -2.0", "RELEASE"),
+    Argument("--agents", "settings of another library: agents in each environment (default 1)", "N", int, 1),
+    Argument(
+        "--set",
+        "settings of another library: the value of ${KEY} in the file",
+        "KEY=VALUE",
+        default=[],
+        repeatable=True,
+    ),
+    Argument(
+        "--without",
+        "settings of another library: leave out a key that would be refused",
+        "KEY",
+        default=[],
+        repeatable=True,
+    ),
+)
+TRAIN_ARGUMENTS = (
+    *CONFIG_ARGUMENTS,
+    run_dir("the run's folder goes"),
+    Argument("--name", "name of that folder; by default environment, seed and time", "NAME"),
+    Argument("--resume-if-present", "resume the run of that --name if it exists"),
+    Argument(
+        "--init-from",
+        "start with the weights of another run with the same networks; from a run of another algorithm, or from a "
+        "policy file, with its policy",
+        "RUN",
+    ),
+    Argument("--init-optimizer", "with --init-from: load the state of the optimizers too"),
+    Argument("--init-fresh-statistics", "with --init-from: start with new statistics of observations and values"),
+    *OUTPUT_ARGUMENTS,
+    *IMPORT_ARGUMENTS,
+    Argument("--print-config", "print the merged settings as YAML and stop"),
+    Argument("--dry-run", "build environment and algorithm, print what would happen and stop"),
+)
+RUN = Argument("RUN", "folder of the run, `latest`, or the beginning of its name")
+
+CONFIG_FLAGS = SettingFlags(
+    {
+        "--algorithm": ("algorithm.kind", "NAME", "{algorithms}; the algorithm's preset for the environment is used"),
+        "--seed": ("seed", "N", "seed of all random streams"),
+        "--total-steps": ("total_steps", "N", "transitions to train for, over all environments"),
+        "--num-envs": ("env.num_envs", "N", "environments stepped together, over all ranks"),
+        "--device": ("device", "NAME", "device of networks and tensors: cpu, cuda, cuda:1, ..."),
+    }
+)
+ENV = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
+CONFIG_EPILOG = """\
+Every setting is a flag by its path, and keys of a file are the same paths:
+  --algorithm.gamma 0.995
+  --algorithm.optimizer.learning-rate 3e-4            a constant number
+  --algorithm.optimizer.learning-rate.kind linear     or a schedule (constant, linear, step, adaptive_kl) ...
+  --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
+  --algorithm.model.policy.hidden 256,256             a list
+  --env.options.NAME VALUE                            a keyword argument of the environment
+
+`canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
+Later sources win: defaults < preset < file < flags."""

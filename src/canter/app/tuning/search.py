@@ -1,0 +1,394 @@
+"""The order of the runs of a search, `canter tune`, and what its results mean.
+
+1. Trials are sampled in generations. All trials of a generation train up to a rung, a part of the
+   steps; the best third resumes from its checkpoints and trains up to the next one.
+2. Trials that reached the last rung and whose means overlap get more seeds.
+3. The best of them, the finalists, and the base settings train on fresh seeds, which had no part in
+   any choice before. The best mean of these is the winner.
+
+`Search.next_jobs` is a function of the trials and the results in the journal alone. So a search
+that is killed, or runs with more jobs, does the same runs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from canter.app.experiments.sweep import Sweep
+from canter.app.tuning.space import build_space, setting_names
+from canter.app.tuning.study import Study
+from canter.config import TrainConfig
+from canter.config.files import dump_config, read_config
+from canter.core.plain import ConfigError, check_range, from_plain, to_plain
+from canter.core.registry import UserError
+from canter.core.storage.files import Malformed, read_json, replace_file, write_json
+from canter.envs.imports import PYTHON, allowed_imports
+from canter.runs.metrics import METRICS, read_last_row, read_rows
+from canter.runs.records import read_record, run_status, score_value
+
+PLAN = "tune.json"
+BASE = "base.yaml"
+GENERATION = 12
+"""Trials that are sampled and halved together."""
+KEPT = 3
+"""One of so many trials of a generation goes on to the next rung."""
+RUNGS = (1 / 9, 1 / 3, 1.0)
+"""Shares of the steps after which trials of a generation are compared."""
+FRESH = 1000
+"""Distance of the fresh seeds from those of the search."""
+SEARCH_SHARE = 0.6
+"""Share of a time budget after which no generation starts."""
+SEEDS_SHARE = 0.75
+"""Share of a time budget after which no trial gets more seeds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How a search goes; stored in its folder."""
+
+    trials: int | None = None
+    """Settings to try; null for as many as the budget allows."""
+    budget: float | None = None
+    """Seconds of the whole search; null for no limit. Runs that have started end."""
+    objective: Literal["return", "auc"] = "return"
+    """Score of a run: the mean return of its policy in new episodes, or the mean over its steps of
+    the return while training."""
+    seeds: int = 3
+    """Seeds of a trial in the search, at most."""
+    finalists: int = 3
+    """Trials that train on fresh seeds too."""
+    final_seeds: int = 5
+    """Fresh seeds."""
+    space: dict[str, str] = field(default_factory=dict)
+    """Ranges by setting."""
+
+    def __post_init__(self) -> None:
+        """Raise UserError for values out of range, and for a search without an end."""
+        check_range(self, "must be at least 1", "trials", "seeds", "finalists", "final_seeds")
+        check_range(self, "must be above 0", "budget")
+        if self.trials is None and self.budget is None:
+            raise UserError("a search needs an end: --trials N, --budget 2h, or both")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run, up to a number of steps."""
+
+    candidate: str
+    """`trial-003`, or `base` for the base settings."""
+    seed: int
+    steps: int
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder."""
+        return f"{self.candidate}-seed{self.seed}"
+
+    @property
+    def key(self) -> str:
+        """Name of the result in the journal."""
+        return f"{self.name}@{self.steps}"
+
+
+class Search:
+    """A search in its folder."""
+
+    def __init__(self, folder: Path, tune: TuneConfig, config: TrainConfig) -> None:
+        self.folder = folder
+        self.tune = tune
+        self.config = config
+        self.dimensions = build_space(tune.space, config)
+        self.study = Study(folder, self.dimensions, config.seed)
+        self.names = setting_names(dimension.key for dimension in self.dimensions)
+        """Short names of the settings, by key."""
+        self.spent = float(self.study.notes.get("spent", 0.0))
+        """Seconds of the search so far, over all its processes' sessions."""
+        permissions = [f"--allow-import={module}" for module in allowed_imports()]
+        base = [*permissions, "train", "--config", str(folder / BASE), "--preset", "none"]
+        self.sweep = Sweep(folder, base, {})
+        total = config.total_steps or 0
+        self.rungs = sorted({max(math.ceil(share * total), 1) for share in RUNGS})
+        """Steps after which trials are compared."""
+
+    @property
+    def total(self) -> int:
+        """Steps of a whole run."""
+        return self.rungs[-1]
+
+    # Results
+
+    def result(self, job: Job) -> dict[str, Any] | None:
+        """Return `score` (None if the run failed) and `seconds` of a run that is done."""
+        return self.study.notes.get(job.key)
+
+    def record(self, job: Job, score: float | None, seconds: float) -> None:
+        """Record the result of a run."""
+        self.study.note(job.key, {"score": score, "seconds": seconds})
+
+    def read_score(self, job: Job) -> float | None:
+        """Return the score of a run that has ended, from its folder."""
+        path = self.folder / job.name
+        if self.tune.objective == "auc":
+            return mean_over_steps(path / METRICS)
+        average = self.config.by_average
+        score = read_record(path).get("score")
+        value = score_value(score, average=average)
+        if value is None and isinstance(score, Mapping):
+            value = score.get("reward_per_step")
+        return value if value is not None else read_last_row(path / METRICS).get("lta/mean" if average else "return")
+
+    def is_scored(self, job: Job) -> bool:
+        """Return whether a run has been trained and evaluated, also by a session that was killed."""
+        path = self.folder / job.name
+        steps = read_last_row(path / METRICS).get("env_steps", 0)
+        return run_status(path) == "finished" and steps >= job.steps and read_record(path).get("score") is not None
+
+    def settings(self, candidate: str) -> dict[str, str]:
+        """Return the texts of a candidate's settings by key."""
+        return {} if candidate == "base" else self.study.trials[int(candidate.removeprefix("trial-"))]
+
+    def settings_text(self, candidate: str) -> str:
+        """Return the settings of a candidate in one line."""
+        return ", ".join(f"{self.names[key]} {text}" for key, text in self.settings(candidate).items())
+
+    def arguments(self, job: Job) -> list[str]:
+        """Return the flags of a run, without its pause."""
+        flags = [f"--{key.replace('_', '-')}={text}" for key, text in self.settings(job.candidate).items()]
+        return [*flags, f"--seed={job.seed}"]
+
+    def pause(self, job: Job) -> str:
+        """Return the flag that pauses a run at its rung."""
+        return f"--until.steps={job.steps if job.steps < self.total else 'null'}"
+
+    # Order of the runs
+
+    def next_jobs(self) -> list[Job]:
+        """Return runs to do next, in any order; none once the search is done."""
+        for first in count(0, GENERATION):
+            numbers = self.generation(first)
+            if not numbers:
+                break
+            if jobs := self.halve(numbers):
+                return jobs
+        return self.more_seeds() or self.final_jobs()
+
+    def generation(self, first: int) -> list[int]:
+        """Return the numbers of the trials of a generation; sample them if it may start."""
+        limit = first + GENERATION if self.tune.trials is None else min(first + GENERATION, self.tune.trials)
+        if first >= len(self.study.trials) and not self._may_start(first):
+            return []
+        while len(self.study.trials) < limit:
+            self.study.ask()
+        return list(range(first, limit))
+
+    def _may_start(self, first: int) -> bool:
+        """Return whether there is time for one more generation, which may cost what the others did."""
+        if self.tune.budget is None or not first:
+            return True
+        return self.spent * (1 + GENERATION / first) <= SEARCH_SHARE * self.tune.budget
+
+    def halve(self, numbers: Sequence[int]) -> list[Job]:
+        """Return the missing runs of a generation at its lowest unfinished rung."""
+        seed = self.config.seed
+        scores: dict[int, dict[int, float | None]] = {number: {} for number in numbers}
+        alive = list(numbers)
+        for level, steps in enumerate(self.rungs, 1):
+            jobs = [Job(trial_name(number), seed, steps) for number in alive]
+            if missing := self._missing(jobs):
+                return missing
+            for number, job in zip(alive, jobs, strict=True):
+                scores[number][steps] = self.study.notes[job.key]["score"]
+            reached = self.rung_scores(steps)
+            ranked = sorted((number for number in alive if number in reached), key=lambda number: -reached[number])
+            alive = ranked[: math.ceil(len(numbers) / KEPT**level)] if steps < self.total else ranked
+        for number in numbers:
+            self.study.finish(number, scores[number], complete=self.total in scores[number])
+        return []
+
+    def _missing(self, jobs: Sequence[Job]) -> list[Job]:
+        return [job for job in jobs if self.result(job) is None]
+
+    def more_seeds(self) -> list[Job]:
+        """Return runs of overlapping trials on the next seed of the search."""
+        if self.tune.budget is not None and self.spent > SEEDS_SHARE * self.tune.budget:
+            return []
+        for number in range(1, self.tune.seeds):
+            jobs = [Job(name, self.config.seed + number, self.total) for name in self.contenders(number)]
+            if missing := self._missing(jobs):
+                return missing
+        return []
+
+    def contenders(self, seeds: int) -> list[str]:
+        """Return the trials that may be the best by their first seeds, unless there is only one.
+
+        Their mean is within two standard errors of the best one; the standard deviation over seeds
+        is pooled over all leaders, and unknown as long as each has a single seed.
+        """
+        scores = {name: self.search_scores(name)[:seeds] for name in self.leaders(seeds)}
+        if not scores:
+            return []
+        spread = math.inf if seeds == 1 else math.sqrt(np.mean([np.var(own, ddof=1) for own in scores.values()]))
+        best = max(np.mean(own) for own in scores.values())
+        near = [name for name, own in scores.items() if best - np.mean(own) <= 2 * spread * math.sqrt(2 / seeds)]
+        return near if len(near) > 1 else []
+
+    def leaders(self, seeds: int = 1) -> list[str]:
+        """Return the best trials of those with so many seeds: twice as many as there will be finalists."""
+        names = [trial_name(number) for number in range(len(self.study.trials))]
+        found = {name: own[:seeds] for name in names if len(own := self.search_scores(name)) >= seeds}
+        return sorted(found, key=lambda name: -float(np.mean(found[name])))[: 2 * self.tune.finalists]
+
+    def search_scores(self, candidate: str) -> list[float]:
+        """Return the scores of whole runs on the seeds of the search; a failed one has the lowest of all."""
+        jobs = [Job(candidate, self.config.seed + i, self.total) for i in range(self.tune.seeds)]
+        done = [job for job in jobs if self.result(job) is not None]
+        return [] if not done or self.study.notes[done[0].key]["score"] is None else [*map(self.score_or_worst, done)]
+
+    def score_or_worst(self, job: Job) -> float:
+        """Return the score of a run that is done; the lowest one of all whole runs if it failed."""
+        score = self.study.notes[job.key]["score"]
+        if score is not None:
+            return float(score)
+        done = [note for key, note in self.study.notes.items() if key.endswith(f"@{self.total}")]
+        return min((note["score"] for note in done if note["score"] is not None), default=0.0)
+
+    def finalists(self) -> list[str]:
+        """Return the base settings and the best trials by the seeds of the search."""
+        leaders = self.leaders()
+        leaders.sort(key=lambda name: -float(np.mean(self.search_scores(name))))
+        return ["base", *leaders[: self.tune.finalists]]
+
+    def final_jobs(self) -> list[Job]:
+        """Return the missing runs of the finalists on fresh seeds."""
+        names = self.finalists()
+        if names == ["base"]:
+            raise UserError(f"all {len(self.study.trials)} trials failed; see {self.folder / 'trial-000-seed*.log'}")
+        seeds = self.study.notes.get("final_seeds")
+        if seeds is None:
+            seeds = self._affordable_seeds(len(names))
+            self.study.note("final_seeds", seeds)
+        first = self.config.seed + FRESH
+        return self._missing([Job(name, seed, self.total) for seed in range(first, first + seeds) for name in names])
+
+    def _affordable_seeds(self, candidates: int) -> int:
+        """Return the number of fresh seeds, fewer but at least two if the time budget is too short for all."""
+        if self.tune.budget is None:
+            return self.tune.final_seeds
+        left = (self.tune.budget - self.spent) / max(self.spent, 1e-9) * self.steps_done
+        return min(max(int(left / (candidates * self.total)), 2), self.tune.final_seeds)
+
+    # Progress and outcome
+
+    @property
+    def phase(self) -> str:
+        """What the search does now, in words."""
+        if "final_seeds" in self.study.notes:
+            return "finalists on fresh seeds"
+        return (
+            "more seeds for the best" if all(map(self.study.is_finished, range(len(self.study.trials)))) else "search"
+        )
+
+    @property
+    def steps_done(self) -> int:
+        """Transitions of all runs."""
+        most: dict[str, int] = {}
+        for key in self.study.notes:
+            name, at, steps = key.partition("@")
+            if at:
+                most[name] = max(most.get(name, 0), int(steps))
+        return sum(most.values())
+
+    def seconds_left(self) -> float | None:
+        """Return the time to the end at most, at the speed so far; None at the beginning."""
+        if not self.steps_done:
+            return None
+        if "final_seeds" in self.study.notes:
+            left = len(self.final_jobs()) * self.total
+        else:
+            finals = (self.tune.finalists + 1) * self.tune.final_seeds
+            seeds = 2 * self.tune.finalists * (self.tune.seeds - 1)
+            left = (finals + seeds) * self.total + self._halving_steps() - self.steps_done
+        seconds = max(left, 0) * self.spent / self.steps_done
+        return seconds if self.tune.budget is None else min(seconds, max(self.tune.budget - self.spent, 0.0))
+
+    def _halving_steps(self) -> int:
+        """Return the transitions of all trials on the first seed."""
+        trials = self.tune.trials or len(self.study.trials)
+        kept = [1.0 / KEPT**level for level in range(len(self.rungs))]
+        lengths = np.diff([0, *self.rungs])
+        return int(trials * float(np.dot(kept, lengths)))
+
+    def best_so_far(self) -> tuple[str, float, int] | None:
+        """Return the trial with the best mean at the highest rung that any has reached, that mean and the rung."""
+        if leaders := self.leaders():
+            best = max(leaders, key=lambda name: float(np.mean(self.search_scores(name))))
+            return best, float(np.mean(self.search_scores(best))), self.total
+        for steps in reversed(self.rungs):
+            if scores := self.rung_scores(steps):
+                number = max(scores, key=lambda number: scores[number])
+                return trial_name(number), scores[number], steps
+        return None
+
+    def rung_scores(self, steps: int) -> dict[int, float]:
+        """Return the scores of the trials on the first seed at a rung, without those that failed."""
+        numbers = range(len(self.study.trials))
+        results = {number: self.result(Job(trial_name(number), self.config.seed, steps)) for number in numbers}
+        return {
+            number: float(result["score"])
+            for number, result in results.items()
+            if result is not None and result["score"] is not None
+        }
+
+
+def trial_name(number: int) -> str:
+    """Return the name of a trial."""
+    return f"trial-{number:03}"
+
+
+def mean_over_steps(metrics: Path) -> float | None:
+    """Return the area under the curve of the return, divided by its steps; None without one."""
+    rows = [row for row in read_rows(metrics) if "return" in row and "env_steps" in row]
+    if len(rows) < 2:
+        return rows[0]["return"] if rows else None
+    steps = np.array([row["env_steps"] for row in rows])
+    returns = np.array([row["return"] for row in rows])
+    return float(np.sum((returns[1:] + returns[:-1]) / 2 * np.diff(steps)) / (steps[-1] - steps[0]))
+
+
+def create_search(folder: Path, tune: TuneConfig, config: TrainConfig) -> Search:
+    """Write the plan of a new search to its folder, which is there already, and return the search."""
+    write_json(folder / PLAN, to_plain(tune))
+    replace_file(folder / BASE, dump_config(config).encode())
+    return Search(folder, tune, config)
+
+
+def check_search(tune: TuneConfig, config: TrainConfig) -> TuneConfig:
+    """Return the plan with its ranges as numbers; raise UserError if the search cannot work."""
+    if config.env.id.startswith(f"{PYTHON}:"):
+        raise UserError("a search trains in separate processes: pass the id of an environment, or MODULE:NAME")
+    if config.total_steps is None:
+        raise UserError("total_steps=null: a search compares runs after equal steps; set total_steps")
+    space = {dimension.key: dimension.spec for dimension in build_space(tune.space, config)}
+    return TuneConfig(**{**asdict(tune), "space": space})
+
+
+def open_search(folder: Path, **changes: Any) -> Search:
+    """Return the search of a folder, with changed `trials` or `budget`."""
+    try:
+        plan = from_plain(read_json(folder / PLAN), TuneConfig)
+    except (OSError, Malformed, ConfigError) as error:
+        raise UserError(f"{folder / PLAN} cannot be read: {error}") from error
+    changed = {name: value for name, value in changes.items() if value is not None}
+    tune = TuneConfig(**{**asdict(plan), **changed})
+    if tune != plan:
+        write_json(folder / PLAN, to_plain(tune))
+    config = read_config(folder / BASE, within=folder).over(TrainConfig())
+    search = Search(folder, tune, config)
+    return search

@@ -1,0 +1,162 @@
+"""The study of a search: Optuna samples the trials and keeps them in a journal.
+
+A trial is written to the journal at once and whole. Its sample depends on the seed, its number and
+the trials in the journal alone, so a search that is killed and continued has the same trials.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from canter.app.tuning.space import Dimension
+
+JOURNAL = "study.journal"
+STARTUP_TRIALS = 10
+"""Trials that are sampled uniformly before TPE (tree-structured Parzen estimators) takes over."""
+
+
+def load_optuna() -> Any:
+    """Return the module `optuna`; raise ImportError that says how to install it."""
+    try:
+        optuna = import_module("optuna")
+    except ImportError as error:
+        raise ImportError('a search needs Optuna: pip install "canter[tune]"', name="optuna") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+class FileLock:
+    """Excludes other processes that write to the journal; the system releases it at their death."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.with_name(f".{path.name}.lock")
+        self.fd = -1
+
+    def acquire(self) -> bool:
+        """Wait for the lock."""
+        self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        fcntl.flock(self.fd, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        """Release the lock."""
+        os.close(self.fd)
+
+
+class Study:
+    """The trials of a search, and what was recorded about it."""
+
+    def __init__(self, folder: Path, dimensions: Sequence[Dimension], seed: int) -> None:
+        self.optuna = load_optuna()
+        self.dimensions = {dimension.key: dimension for dimension in dimensions}
+        self.distributions = {key: part.distribution(self.optuna) for key, part in self.dimensions.items()}
+        self.seed = seed
+        file = folder / JOURNAL
+        remove_partial_line(file)
+        journal = self.optuna.storages.journal
+        self.storage = self.optuna.storages.JournalStorage(
+            journal.JournalFileBackend(str(file), lock_obj=FileLock(file))
+        )
+        self.study = self.optuna.create_study(
+            storage=self.storage, study_name=folder.name, direction="maximize", load_if_exists=True
+        )
+        self.study_id = self.storage.get_study_id_from_name(folder.name)
+        self.notes: dict[str, Any] = dict(self.study.user_attrs)
+        """What was recorded, by name."""
+        self.trials: list[dict[str, str]] = [self._texts(trial.params) for trial in self._stored()]
+        """Settings of all trials, as texts by key."""
+
+    def _stored(self) -> list[Any]:
+        return self.study.get_trials(deepcopy=False)
+
+    def _texts(self, params: Mapping[str, Any]) -> dict[str, str]:
+        return {key: self.dimensions[key].text(params[key]) for key in self.dimensions}
+
+    def is_finished(self, number: int) -> bool:
+        """Return whether a trial has been closed."""
+        return self._stored()[number].state.is_finished()
+
+    def note(self, name: str, value: Any) -> None:
+        """Record plain data under a name."""
+        self.study.set_user_attr(name, value)
+        self.notes[name] = value
+
+    def ask(self) -> None:
+        """Add a trial that TPE samples from the trials so far, unfinished ones included."""
+        with quiet(self.optuna):
+            seed = np.random.SeedSequence([self.seed, len(self.trials)]).generate_state(1)[0]
+            sampler = self.optuna.samplers.TPESampler(
+                seed=int(seed), multivariate=True, constant_liar=True, n_startup_trials=STARTUP_TRIALS
+            )
+            copy = self.optuna.create_study(direction="maximize", sampler=sampler)
+            copy.add_trials(self._stored())
+            sampled = copy.ask(self.distributions)
+        running = self.optuna.trial.TrialState.RUNNING
+        trial = self.optuna.trial.create_trial(
+            state=running, params=sampled.params, distributions=sampled.distributions
+        )
+        self.study.add_trial(trial)
+        self.trials.append(self._texts(sampled.params))
+
+    def finish(self, number: int, scores: Mapping[int, float | None], *, complete: bool) -> None:
+        """Close a trial, once, with its scores by steps; None for a run that failed.
+
+        TPE ranks trials by their steps, then by their score; one that failed is the worst.
+        """
+        if self.is_finished(number):
+            return
+        states = self.optuna.trial.TrialState
+        identity = self.storage.get_trial_id_from_study_id_trial_number(self.study_id, number)
+        values = [score for score in scores.values() if score is not None]
+        if len(values) < len(scores):
+            self.storage.set_trial_state_values(identity, states.PRUNED)
+            return
+        for steps, score in scores.items():
+            self.storage.set_trial_intermediate_value(identity, steps, score)
+        self.storage.set_trial_state_values(identity, states.COMPLETE if complete else states.PRUNED, values[-1:])
+
+    def importances(self, scores: Mapping[int, float]) -> dict[str, float]:
+        """Return the share of each setting in reaching the best quarter of these scores by trial (PED-ANOVA)."""
+        if len(scores) < 4 or max(scores.values()) == min(scores.values()):
+            return {}
+        states = self.optuna.trial.TrialState
+        with quiet(self.optuna):
+            copy = self.optuna.create_study(direction="maximize")
+            for number, score in scores.items():
+                stored = self._stored()[number]
+                copy.add_trial(
+                    self.optuna.trial.create_trial(
+                        state=states.COMPLETE, params=stored.params, distributions=stored.distributions, value=score
+                    )
+                )
+            evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
+            shares = self.optuna.importance.get_param_importances(copy, evaluator=evaluator)
+        return {key: share for key, share in shares.items() if math.isfinite(share)}
+
+
+def remove_partial_line(file: Path) -> None:
+    """Cut off a last line that was not written completely before a kill."""
+    if not file.is_file():
+        return
+    content = file.read_bytes()
+    whole = content.rfind(b"\n") + 1
+    if whole < len(content):
+        os.truncate(file, whole)
+
+
+@contextmanager
+def quiet(optuna: Any) -> Iterator[None]:
+    """Silence Optuna's notes about features that it calls experimental."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        yield

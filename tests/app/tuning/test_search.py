@@ -1,0 +1,204 @@
+"""The order of the runs of a search, with scores that are made up; no run is started."""
+
+import random
+import sys
+
+import pytest
+
+from canter.algorithms.ppo import PPOConfig
+from canter.app.cli import main
+from canter.app.report.tuning import write_search_report
+from canter.app.tuning.outcome import corrected_mean, outcome_lines, outcome_of, progress_of, write_best
+from canter.app.tuning.search import FRESH, TuneConfig, check_search, create_search, open_search
+from canter.config import TrainConfig
+from canter.config.files import read_config
+from canter.core.registry import UserError
+from canter.envs import EnvConfig
+
+BASE = TrainConfig(env=EnvConfig(id="tensor:cartpole"), algorithm=PPOConfig(gamma=0.9), total_steps=9000)
+SPACE = {"algorithm.gamma": "0.5..0.999:log1m", "algorithm.epochs": "1..10"}
+
+
+def new_search(folder, **plan):
+    pytest.importorskip("optuna")
+    folder.mkdir()
+    plan = check_search(TuneConfig(**{"trials": 12, "space": SPACE, **plan}), BASE)
+    return create_search(folder, plan, BASE)
+
+
+def made_up(search, job):
+    """The closer gamma is to 0.98 the better; noise of the seed is a hundredth of that."""
+    gamma = float(search.settings(job.candidate).get("algorithm.gamma", 0.9))
+    return 100 - 100 * abs(gamma - 0.98) * job.steps / 9000 + random.Random(job.key).random() / 100
+
+
+def run_all(search, score=made_up, reopen=False):
+    """Do all runs; with `reopen` the search is killed now and then, and they end in another order."""
+    kill = random.Random(0)
+    while jobs := search.next_jobs():
+        for job in reversed(jobs) if reopen else jobs:
+            search.record(job, score(search, job), 1.0)
+            if reopen and kill.random() < 0.2:
+                search = open_search(search.folder)
+    return search
+
+
+def counts(search):
+    """The number of results at each rung on the first seed."""
+    return [len(search.rung_scores(steps)) for steps in search.rungs]
+
+
+def test_a_third_of_the_trials_goes_on_to_each_rung(tmp_path):
+    search = run_all(new_search(tmp_path / "a"))
+    assert search.rungs == [1000, 3000, 9000]
+    assert counts(search) == [12, 4, 2]
+    best = sorted(search.rung_scores(1000).items(), key=lambda item: -item[1])[:4]
+    assert {number for number, _ in best} == set(search.rung_scores(3000))
+
+
+def test_a_search_that_is_killed_has_the_same_trials_and_the_same_winner(tmp_path):
+    first = run_all(new_search(tmp_path / "a", trials=26))
+    second = run_all(new_search(tmp_path / "b", trials=26), reopen=True)
+    assert first.study.trials == second.study.trials and len(first.study.trials) == 26
+    assert {k: v for k, v in first.study.notes.items() if "@" in k} == {
+        k: v for k, v in second.study.notes.items() if "@" in k
+    }
+    assert outcome_of(first) == outcome_of(second)
+    gammas = [float(texts["algorithm.gamma"]) for texts in first.study.trials]
+    early = sum(abs(gamma - 0.98) for gamma in gammas[:12]) / 12
+    assert sum(abs(gamma - 0.98) for gamma in gammas[12:]) / 14 < early  # TPE has learned where it is good
+
+
+def test_a_line_that_was_cut_off_by_a_kill_is_no_harm(tmp_path):
+    search = new_search(tmp_path / "a")
+    search.next_jobs()
+    with (search.folder / "study.journal").open("ab") as file:
+        file.write(b'{"op_code": 2, "wor')
+    again = open_search(search.folder)
+    assert again.study.trials == search.study.trials
+    again.study.note("later", 1)
+    assert open_search(search.folder).study.notes["later"] == 1
+
+
+def test_trials_get_more_seeds_only_where_they_overlap(tmp_path):
+    def noisy(search, job):
+        return random.Random(job.key).random()
+
+    clear = run_all(new_search(tmp_path / "clear"))
+    assert {len(clear.search_scores(name)) for name in clear.leaders()} == {2}  # apart, once a spread is known
+    close = run_all(new_search(tmp_path / "close"), noisy)
+    assert {len(close.search_scores(name)) for name in close.leaders()} == {3}
+
+
+def test_finalists_meet_the_base_settings_on_fresh_seeds(tmp_path):
+    search = new_search(tmp_path / "a", finalists=1, final_seeds=2)
+    seen = []
+    while jobs := search.next_jobs():
+        seen += jobs
+        for job in jobs:
+            search.record(job, made_up(search, job), 1.0)
+    fresh = [job for job in seen if job.seed >= FRESH]
+    assert [(job.candidate == "base", job.seed) for job in fresh] == [
+        (True, FRESH),
+        (False, FRESH),
+        (True, FRESH + 1),
+        (False, FRESH + 1),
+    ]
+    outcome = outcome_of(search)
+    assert outcome.winner == fresh[1].candidate and outcome.optimistic is not None
+    best = read_config(write_best(search, outcome)).over(TrainConfig())
+    assert best.algorithm.gamma == float(outcome.settings["algorithm.gamma"])
+    assert (best.algorithm.epochs, best.total_steps) == (int(outcome.settings["algorithm.epochs"]), 9000)
+    assert f"Winner: {outcome.winner} (gamma " in "\n".join(outcome_lines(search, outcome))
+
+
+def test_the_base_settings_may_win(tmp_path):
+    search = run_all(new_search(tmp_path / "a"), lambda search, job: 1.0 if job.candidate == "base" else 0.0)
+    outcome = outcome_of(search)
+    assert (outcome.winner, outcome.settings) == ("base", {})
+    assert read_config(write_best(search, outcome)).over(TrainConfig()) == BASE
+    assert outcome_lines(search, outcome)[-1] == "No trial is better than the base settings."
+
+
+def test_the_corrected_mean_scores_each_seed_with_the_choice_of_the_others():
+    # a is chosen without seed 0 (2 against 1.5), b without the others (2.5 and 3 against 1.5 and 1.5).
+    scores = {"a": [1.0, 2.0, 2.0], "b": [4.0, 2.0, 1.0]}
+    assert corrected_mean(scores) == pytest.approx((1.0 + 2.0 + 1.0) / 3)
+    assert corrected_mean({"a": [1.0], "b": [2.0]}) == 2.0
+
+
+def test_trials_that_fail_are_the_worst_and_a_search_without_any_other_says_so(tmp_path):
+    def fails_often(search, job):
+        return None if job.candidate != "base" and int(job.candidate[-3:]) % 2 else made_up(search, job)
+
+    search = run_all(new_search(tmp_path / "a", trials=24), fails_often)
+    assert all(number % 2 == 0 for number in search.rung_scores(1000))
+    with pytest.raises(UserError, match=r"all 12 trials failed; see .*trial-000"):
+        run_all(new_search(tmp_path / "b"), lambda search, job: None)
+
+
+def test_a_budget_ends_the_generations_and_limits_the_fresh_seeds(tmp_path):
+    search = new_search(tmp_path / "a", trials=None, budget=100.0)
+    while jobs := search.next_jobs():
+        for job in jobs:
+            search.record(job, made_up(search, job), 1.0)
+            search.spent += 1.0
+    assert len(search.study.trials) == 36  # 18 runs for 12 trials: a fourth generation would pass the 60th second
+    assert 2 <= search.study.notes["final_seeds"] < 5
+    assert search.seconds_left() == 0
+
+
+def test_trials_can_be_added_to_a_search(tmp_path):
+    search = run_all(new_search(tmp_path / "a"))
+    longer = run_all(open_search(search.folder, trials=18))
+    assert longer.study.trials[:12] == search.study.trials and len(longer.study.trials) == 18
+
+
+def test_progress_names_the_best_and_the_time_left(tmp_path):
+    search = new_search(tmp_path / "a")
+    for job in search.next_jobs():
+        search.record(job, made_up(search, job), 1.0)
+    search.spent = 12.0
+    state = progress_of(search)
+    assert state["progress"] == "12 of 12 trials, search"
+    number = max(search.rung_scores(1000), key=search.rung_scores(1000).__getitem__)
+    assert state["best"].startswith(f"best so far trial-{number:03} with ")
+    assert state["time left"].startswith("at most about ")
+
+
+def test_the_report_is_one_file_without_network(tmp_path):
+    search = run_all(new_search(tmp_path / "a"))
+    page = write_search_report(search, outcome_of(search)).read_text()
+    for title in ("Finalists", "Importance", "Settings and score", "Trials"):
+        assert f"<h2>{title}</h2>" in page
+    assert "http" not in page.replace("http-equiv", "")
+    assert page.count("<title>trial-") == 12
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "a search needs an end: --trials N, --budget 2h, or both"),
+        (["--trials", "4", "--objective", "retrun"], "--objective retrun: expected return or auc"),
+        (["--trials", "4", "--budget", "soon"], "'soon' is not a time such as 90s, 30m, 2h or 1h30m"),
+        (
+            ["--trials", "4", "--total-steps", "null", "--until.iterations", "3"],
+            "a search compares runs after equal steps",
+        ),
+        (["--trials", "4", "--space.algorithm.gama", "0.9..1"], "did you mean --space.algorithm.gamma"),
+    ],
+)
+def test_searches_that_cannot_work_are_refused_before_any_run(flags, message, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("optuna")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["tune", "tensor:cartpole", *flags])
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_optuna_one_line_names_the_extra(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(SystemExit):
+        main(["tune", "tensor:cartpole", "--trials", "4"])
+    assert capsys.readouterr().err == 'canter: a search needs Optuna: pip install "canter[tune]"\n'
