@@ -1,13 +1,14 @@
-"""Import every settings file that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship.
+"""Import the settings files of rl_games and RSL-RL in the repositories that `repositories.json` lists.
 
-    python benchmarks/parity/sweep.py CHECKOUT... [--write]
+    python benchmarks/parity/sweep.py FOLDER [--only NAME...] [--write]
 
-CHECKOUT is a folder with a checkout of one of the four; rl_games' files are YAML with `params`, RSL-RL's are Python and
-are read without running them. Each file is imported twice, in Canter's forms and with parity. An import counts when the
+FOLDER has a checkout of each repository, under the repository's name; one that is missing is fetched at the listed
+commit. rl_games' files are YAML with `params`, RSL-RL's are YAML or Python, which is read without running it and
+without Isaac Lab or mjlab. Each file is imported twice, in Canter's forms and with parity. An import counts when the
 algorithm is built from it, networks, optimiser and engine, for a stand-in environment with the file's kind of
-observation and action. What no file holds is added, as its user has to: a teacher for a student, clips for AMP, and
-a mirror image that the environment declares. No key may be missing in the report. `--write` keeps the table in
-sweep.json beside this file and in docs/imported_configs.md.
+observation and action. What no file holds is added, as its user has to: a teacher for a student, clips for AMP, and a
+mirror image that the environment declares. No key may be missing in the report. `--write` keeps the table in sweep.json
+beside this file and in docs/imported_configs.md.
 
 Where a file leaves the number of environments to a script, or the number of agents to the environment, the smallest
 number is taken for which the file's minibatches come out even, from 4096 environments or one agent on.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import subprocess
 import tempfile
 import warnings
 from collections import Counter
@@ -42,6 +44,9 @@ from canter.nn.policy_file import save_policy
 
 HERE = Path(__file__).parent
 RESULTS, PAGE = HERE / "sweep.json", HERE.parents[1] / "docs" / "imported_configs.md"
+REPOSITORIES: dict[str, dict[str, str]] = json.loads((HERE / "repositories.json").read_text())
+"""Commit of each repository, by its group."""
+SHIPPED, OTHERS, CHANGED, ELSEWHERE = REPOSITORIES
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,18 @@ class Case:
     checkout: str
     name: str
     source: str
+
+
+def fetch(repository: str, commit: str, folder: Path) -> Path:
+    """Return the checkout of a repository, fetched if it is not there."""
+    checkout = folder / repository.partition("/")[2]
+    if not checkout.is_dir():
+        git = ["git", "-C", str(checkout)]
+        subprocess.run(["git", "init", "--quiet", str(checkout)], check=True)
+        source = f"https://github.com/{repository}"
+        subprocess.run([*git, "fetch", "--quiet", "--depth", "1", source, commit], check=True)
+        subprocess.run([*git, "checkout", "--quiet", "FETCH_HEAD"], check=True)
+    return checkout
 
 
 def cases(checkout: Path) -> Iterator[Case]:
@@ -64,7 +81,7 @@ def cases(checkout: Path) -> Iterator[Case]:
             yield Case(checkout.name, str(path.relative_to(checkout)), str(path))
     for path in sorted(checkout.rglob("*.py")):
         text = path.read_text(errors="replace")
-        if "class RslRlOnPolicyRunnerCfg" in text or not any(word in text for word in CONFIG_WORDS):
+        if "class RslRlOnPolicyRunnerCfg" in text or not any(word in text for word in (*CONFIG_WORDS, "AgentCfg")):
             continue
         for name in runs_in(path):
             if not name.startswith("RslRl"):
@@ -145,10 +162,14 @@ def completed(algorithm: Any, spec: EnvSpec, folder: Path) -> Any:
 
 def look(case: Case, *, parity: bool) -> dict[str, Any]:
     """What became of one file."""
-    name, tree, _ = read_source(case.source, {}, [])
+    row: dict[str, Any] = {"checkout": case.checkout, "name": case.name, "parity": parity}
+    try:
+        name, tree, _ = read_source(case.source, {}, [])
+    except ConfigError as error:
+        return row | {"algorithm": "unknown", "status": "error", "reason": without_folder(error, case)}
     options: dict[str, Any] = options_for(tree)
     imported = None
-    row: dict[str, Any] = {"checkout": case.checkout, "name": case.name, "parity": parity, "options": options}
+    row |= {"options": options, "algorithm": algorithm_of(tree)}
     try:
         release = "rl_games-2.0" if case.checkout.startswith("rl_games") else None
         imported = import_config(case.source, parity=parity, release=release, **options)
@@ -158,7 +179,7 @@ def look(case: Case, *, parity: bool) -> dict[str, Any]:
         row |= {"status": "refused", "reason": reasons[0], "refused": len(reasons)}
         report = error.report
     except ConfigError as error:
-        return row | {"status": "error", "reason": str(error).removeprefix(f"{name}: ")}
+        return row | {"status": "error", "reason": without_folder(error, case).removeprefix(f"{name}: ")}
     counted = Counter(entry.key for entry in report.entries if entry.key)
     wanted = set(leaves(tree))
     silent, twice = wanted - set(counted), [key for key, count in counted.items() if count > 1]
@@ -178,31 +199,41 @@ def look(case: Case, *, parity: bool) -> dict[str, Any]:
     return row | {"status": "changed" if differences else "mapped"}
 
 
-def algorithm_of(case: Case) -> str:
-    """The algorithm that a file names."""
-    _, tree, _ = read_source(case.source, {}, [])
+def without_folder(error: ConfigError, case: Case) -> str:
+    """Return the message of an error, without the folder of the checkouts."""
+    return str(error).replace(case.source.removesuffix(case.name), "")
+
+
+def algorithm_of(tree: Mapping[str, Any]) -> str:
+    """Return the algorithm that a file names."""
     if is_rl_games(tree):
         return str(tree["params"]["algo"].get("name"))
-    return str(tree.get("algorithm", {}).get("class_name", "PPO"))
+    runner = tree.get("runner") or {}
+    return str((tree.get("algorithm") or {}).get("class_name", runner.get("algorithm_class_name", "PPO")))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("checkouts", nargs="+", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", help="names of repositories, without their owners")
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     rows = []
-    for checkout in arguments.checkouts:
-        for case in cases(checkout):
-            algorithm = algorithm_of(case)
-            rows += [look(case, parity=parity) | {"algorithm": algorithm} for parity in (False, True)]
-    print(table(rows))
+    for group in (SHIPPED, OTHERS, CHANGED):
+        for repository, commit in REPOSITORIES[group].items():
+            if arguments.only and repository.partition("/")[2] not in arguments.only:
+                continue
+            found = [*cases(fetch(repository, commit, arguments.folder.resolve()))]
+            assert found, f"{repository}: no files"
+            rows += [{"group": group} | look(case, parity=parity) for case in found for parity in (False, True)]
+    for group in (SHIPPED, OTHERS, CHANGED):
+        print(table([row for row in rows if row["group"] == group]))
     if arguments.write:
-        RESULTS.write_text(json.dumps(rows, indent=1) + "\n")
+        RESULTS.write_text("[\n" + ",\n".join(map(json.dumps, rows)) + "\n]\n")
         PAGE.write_text(page(rows))
 
 
-EXISTING = ("a2c_continuous", "a2c_discrete", "PPO", "sac", "amp_continuous", "Distillation")
+EXISTING = ("a2c_continuous", "a2c_discrete", "PPO", "sac", "amp_continuous", "amp", "Distillation")
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -233,32 +264,66 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def failures(rows: list[dict[str, Any]]) -> str:
+    """A table with the reason of every file that does not run, one row for files of a repository that share it."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        if not row["parity"] and row["status"] not in ("mapped", "changed"):
+            reason = str(row["reason"]).replace(row["name"].partition(":")[0], "FILE").replace("|", "/")
+            groups.setdefault((row["checkout"], row["algorithm"], reason), []).append(row["name"])
+    lines = ["| checkout | file | algorithm | first reason |", "| --- | --- | --- | --- |"]
+    for (checkout, algorithm, reason), names in groups.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        lines.append(f"| {checkout} | `{names[0]}`{more} | {algorithm} | {reason} |")
+    return "\n".join(lines)
+
+
 def page(rows: list[dict[str, Any]]) -> str:
-    """The table with the reason of every file that does not run."""
-    failed = [row for row in rows if not row["parity"] and row["status"] not in ("mapped", "changed")]
-    reasons = "\n".join(
-        f"| {row['checkout']} | `{row['name']}` | {row['algorithm']} | {str(row['reason']).replace('|', '/')} |"
-        for row in failed
-    )
-    return f"""# Shipped configurations of rl_games and RSL-RL
+    """The tables of all groups."""
+    shipped, others, changed = ([row for row in rows if row["group"] == group] for group in (SHIPPED, OTHERS, CHANGED))
+    elsewhere = "\n".join(f"- {repository}" for repository in REPOSITORIES[ELSEWHERE])
+    return f"""# Imported configurations of rl_games and RSL-RL
 
-This page shows the result of importing every settings file that rl_games, IsaacGymEnvs, Isaac Lab
-and mjlab ship. A file counts as importable if the algorithm can be built from the result, for a
-stand-in environment with its kind of observation and action. What no file contains is added, as its
-user must: a teacher for a student, clips for AMP, and a mirror image that the environment declares.
-Every key of every file is in its report. `python benchmarks/parity/sweep.py CHECKOUT... --write`
-reproduces it and writes `benchmarks/parity/sweep.json`, with a row for each file.
-
-{table(rows)}
+This page shows the result of importing every settings file of the repositories that
+`benchmarks/parity/repositories.json` lists, with their commits. A file counts as importable if the
+algorithm can be built from the result, for a stand-in environment with its kind of observation and
+action. What no file contains is added, as its user must: a teacher for a student, clips for AMP,
+and a mirror image that the environment declares. Every key of every file is in its report. Python
+files are read without running them and without Isaac Lab or mjlab. The share in the last column is
+of the files whose algorithm exists here. `python benchmarks/parity/sweep.py FOLDER --write` fetches
+the repositories, reproduces the tables, and writes `benchmarks/parity/sweep.json`, with a row for
+each file.
 
 "As they are" means that with `--parity` no key and no behaviour of the source library differs,
-except the moment at which `score_to_win` is checked.
+except the moment at which `score_to_win` is checked. rl_games' own files are read as its release
+2.0, which multiplies in bfloat16 on a GPU where a file does not forbid it: none of them is as it is.
+
+## Files that rl_games, IsaacGymEnvs, Isaac Lab and mjlab ship
+
+{table(shipped)}
+
+## Repositories that train with rl_games or RSL-RL
+
+{table(others)}
+
+## Repositories with a changed copy of the library
+
+Their files have keys and algorithms of that copy. `--without KEY` leaves out a refused key, if its
+part of the algorithm is not needed.
+
+{table(changed)}
+
+Looked at and left out, as they train with a library of their own or keep the settings in scripts:
+
+{elsewhere}
 
 ## What is not imported
 
-| checkout | file | algorithm | first reason |
-| --- | --- | --- | --- |
-{reasons}
+{failures(shipped)}
+
+{failures(others)}
+
+{failures(changed)}
 """
 
 

@@ -197,3 +197,10 @@ def test_a_missing_number_of_environments_is_the_only_complaint():
         import_config(rl_games(config__num_actors=-1))
     assert [entry.key for entry in refused.value.report.of("refused")] == ["params.config.num_actors"]
     assert "say --num-envs N" in str(refused.value)
+
+
+def test_a_refusal_ends_with_the_flags_that_leave_out_all_unknown_keys(tmp_path):
+    text = f"{ISAAC}\n@configclass\nclass MineCfg(RoughCfg):\n    a = 1\n    b = dict(c=2)\n    d = 3\n    e = 4\n"
+    path = write(tmp_path, text)
+    with pytest.raises(ImportRefused, match=r"and 1 more; .*--without a --without b\.c --without d --without e"):
+        import_config(f"{path}:MineCfg", num_envs=8)

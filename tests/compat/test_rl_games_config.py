@@ -171,7 +171,7 @@ def test_an_installed_rl_games_is_the_release(monkeypatch):
 def test_time_outs_count_as_ends_before_1_6_5_unless_the_file_says_otherwise():
     imported = import_config(rl_games(), release="rl_games-1.6.1")
     assert not imported.config.algorithm.bootstrap_truncated
-    assert any("value_bootstrap is off by default in rl_games 1.6.1" in e.why for e in imported.report.of("changed"))
+    assert any("value_bootstrap is off by default in rl_games 1.6.1" in e.why for e in imported.report.of("mapped"))
     own = import_config(rl_games(config__value_bootstrap=True), release="rl_games-1.6.1")
     assert own.config.algorithm.bootstrap_truncated
 

@@ -191,7 +191,7 @@ def bootstrap(s: Section) -> None:
         s.set("bootstrap_truncated", False, "value_bootstrap")
         if not s.has("value_bootstrap"):
             why = f"value_bootstrap is off by default in rl_games {release.name}: a time-out counts as a termination"
-            s.difference(why, "algorithm.bootstrap_truncated=False")
+            s.run.report.add("", None, "mapped", "algorithm.bootstrap_truncated=False", why)
     elif not s.parity:  # with parity the adapter's final_obs is unknown, as the Runner's is
         why = "uses the value of the true final observation if the environment shows it, else of the one before"
         s.changed("value_bootstrap", why, "algorithm.bootstrap_truncated=True")

@@ -48,7 +48,7 @@ def translate(run: Import, generation: Generation) -> None:
     elif algorithm == "Distillation":
         apply_distillation(run, generation)
     else:
-        why = "only PPO and Distillation can be imported. A class of yours: canter.register('algorithm', NAME)"
+        why = "only PPO and Distillation can be imported: write PPO and leave out the keys of the other class"
         root.refuse("algorithm.class_name" if root.has("algorithm.class_name") else "runner.algorithm_class_name", why)
         root.refuse(" ".join(map(str, run.tree)), f"belongs to {algorithm}, which was refused")
         return

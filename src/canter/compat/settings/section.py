@@ -119,6 +119,7 @@ def _plain(value: Any) -> Any:
 NONE = (None, "None", "none", "null", "")
 """Values that mean nothing; YAML reads `None` as a word."""
 ABSENT = object()
+UNKNOWN = "unknown key"
 
 
 @dataclass
@@ -194,8 +195,7 @@ class Import:
             else:
                 suggestion = nearest(leaf.rpartition(".")[2], self.names)
                 near = f", {suggestion}" if suggestion.startswith("did") else ""
-                why = f"unknown key{near}; leave it out with --without {leaf} (ignore=[{leaf!r}] in a script)"
-                self.report.add(leaf, value, "refused", why=why)
+                self.report.add(leaf, value, "refused", why=f"{UNKNOWN}{near}")
 
     def config(self) -> TrainConfig:
         """Return the settings.
@@ -206,7 +206,10 @@ class Import:
         if refused:
             shown = "; ".join(self._line(entry.key) + entry.line() for entry in refused[:3])
             more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-            raise ImportRefused(f"{self.report.source}: refused: {shown}{more}", self.report)
+            unknown = [entry.key for entry in refused if entry.why.startswith(UNKNOWN)]
+            flags = " ".join(f"--without {key}" for key in unknown)
+            advice = f"; leave out what is not known: {flags} (ignore={unknown} in a script)" if unknown else ""
+            raise ImportRefused(f"{self.report.source}: refused: {shown}{more}{advice}", self.report)
         try:
             return from_plain(nest(self.settings, {"env.options": {}}), TrainConfig())
         except ConfigError as error:
