@@ -1,9 +1,10 @@
 """Curiosity and symmetry equal RSL-RL's numbers on the same batch, where definitions agree.
 
-`benchmarks/extensions/rsl_rl_numbers.py` wrote the expectations with rsl-rl-lib 5.5.1. What differs on purpose,
-without `variant: rsl_rl`: RSL-RL scores the observation after a reset where an episode ended, its predictor learns from the observation before
-the step in every minibatch of every epoch, its statistics of observations divide by `std + 0.01` and move after the
-update, those of bonuses at every step rather than once for a rollout, and schedules begin anew when a run resumes.
+`benchmarks/extensions/rsl_rl_numbers.py` wrote the expectations with rsl-rl-lib 5.5.1. What differs on purpose, without
+`variant: rsl_rl`: RSL-RL scores the observation after a reset where an episode ended, its predictor learns from the
+observation before the step in every minibatch of every epoch, its statistics of observations divide by `std + 0.01`
+and move after the update, those of bonuses at every step rather than once for a rollout, and schedules begin anew when
+a run resumes.
 """
 
 import json
