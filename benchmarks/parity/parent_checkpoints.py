@@ -22,7 +22,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "parity"))
 import parents
-from update_cases import CASES, OBS, STATES, N, T, order, rollouts
+from update_cases import INSTALLED, OBS, STATES, N, T, order, rollouts
 
 
 def file_name(case: str) -> str:
@@ -67,7 +67,7 @@ class Kept:
 
 def make(folder: Path) -> None:
     found = {}
-    for name, case in CASES.items():
+    for name, case in INSTALLED.items():
         kept = Kept(folder / f"{file_name(name)}.{'pt' if case['parent'] == 'rsl_rl' else 'pth'}")
         found[name] = run(case, kept)
     (folder / "expected.json").write_text(json.dumps(found))
@@ -91,7 +91,7 @@ def run(case: Any, kept: Kept) -> Any:
 def verify(folder: Path) -> None:
     """Load what Canter wrote by the parent's own functions and compare every tensor of its state with the parent's."""
     worst = {}
-    for name, case in CASES.items():
+    for name, case in INSTALLED.items():
         suffix = "pt" if case["parent"] == "rsl_rl" else "pth"
         kept = Kept(folder / f"scratch.{suffix}")
         run(case, kept)
@@ -151,7 +151,7 @@ class Env:
     def __init__(self, generation: int) -> None:
         self.generation = generation
         self.num_envs, self.num_actions, self.num_obs, self.num_privileged_obs = 8, 2, OBS, STATES
-        self.max_episode_length, self.device, self.cfg = 20, "cpu", {}
+        self.max_episode_length, self.device, self.cfg, self.step_dt = 20, "cpu", {}, 0.02
         self.episode_length_buf = torch.zeros(8, dtype=torch.long)
         self.random = torch.Generator().manual_seed(0)
         self.unwrapped = self
@@ -171,7 +171,11 @@ class Env:
         drawn = self.draw()
         if self.generation == 1:
             return drawn[0]
-        return (drawn[0], {"observations": {"critic": drawn[1]}}) if self.generation == 2 else drawn
+        return (drawn[0], {"observations": self.groups(drawn)}) if self.generation == 2 else drawn
+
+    def groups(self, drawn: Any) -> Any:
+        """Return the groups of 2.x besides the policy's."""
+        return {"critic": drawn[1], "rnd_state": drawn[0]}
 
     def get_privileged_observations(self) -> Any:
         """Of 1.x."""
@@ -189,23 +193,46 @@ class Env:
         if self.generation == 1:
             return (*drawn, reward, done.long(), infos)
         if self.generation == 2:
-            return drawn[0], reward, done.long(), infos | {"observations": {"critic": drawn[1]}}
+            return drawn[0], reward, done.long(), infos | {"observations": self.groups(drawn)}
         return drawn, reward, done.long(), infos
 
 
-def settings(generation: int, recurrent: bool) -> Any:
+RND = {"weight": 0.0, "num_outputs": 3, "predictor_hidden_dims": [6], "target_hidden_dims": [5]}
+RND |= {"state_normalization": True, "reward_normalization": True}
+LAYOUTS = {"mlp": 1, "lstm": 1, "gru": 1, "log": 2, "lstm_log": 2, "rnd": 2, "gru_rnd": 2, "network_std": 3}
+LAYOUTS |= {"range": 5.5, "fixed": 5.5, "beta": 5.5}
+"""Variants of the policy, and the first version that has each."""
+
+
+def layouts(version: str) -> list[str]:
+    """Return the variants that a version of RSL-RL has."""
+    number = float(".".join(version.split(".")[:2]))
+    return [name for name, first in LAYOUTS.items() if number >= first]
+
+
+def settings(generation: int, layout: str) -> Any:
+    """Return settings of a generation for a variant."""
+    recurrent, std_type = layout.startswith(("lstm", "gru")), "log" if layout.endswith(("log", "range")) else "scalar"
     algorithm = {"num_learning_epochs": 2, "num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}
+    algorithm |= {"rnd_cfg": dict(RND)} if layout.endswith("rnd") else {}
+    groups = {"rnd_state": ["policy"]} if layout.endswith("rnd") else {}
     top = {"num_steps_per_env": 8, "save_interval": 100, "max_iterations": 2}
-    rnn = {"rnn_type": "lstm", "rnn_num_layers": 1} if recurrent else {}
+    rnn = {"rnn_type": layout.partition("_")[0], "rnn_num_layers": 1} if recurrent else {}
     named = {"class_name": "PPO"} | algorithm
+    depends = {"state_dependent_std": True} if layout == "network_std" else {}
     if generation >= 4:
         own = {"class_name": "RNNModel" if recurrent else "MLPModel", "hidden_dims": [6, 4], "activation": "elu"}
         own |= {"obs_normalization": True} | ({**rnn, "rnn_hidden_dim": 4} if recurrent else {})
-        std = {"stochastic": True, "init_noise_std": 0.8, "noise_std_type": "log"}
+        std = {"stochastic": True, "init_noise_std": 0.8, "noise_std_type": std_type, **depends}
         if generation >= 5:
-            std = {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.8, "std_type": "scalar"}}
+            kind = "HeteroscedasticGaussianDistribution" if depends else "GaussianDistribution"
+            given = {"class_name": kind, "init_std": 0.8, "std_type": std_type}
+            given |= {"std_range": [0.1, 2.0]} if layout == "range" else {}
+            given |= {"learn_std": False} if layout == "fixed" else {}
+            given = {"class_name": "BetaDistribution", "action_range": [-2.0, 2.0]} if layout == "beta" else given
+            std = {"distribution_cfg": given}
         critic = {**own} if generation >= 5 else {**own, "stochastic": False}
-        groups = {"actor": ["policy"], "critic": ["critic"]}
+        groups |= {"actor": ["policy"], "critic": ["critic"]}
         return top | {"obs_groups": groups, "actor": own | std, "critic": critic, "algorithm": named}
     policy = {"init_noise_std": 0.8, "actor_hidden_dims": [6, 4], "critic_hidden_dims": [6, 4], "activation": "elu"}
     size = {"rnn_hidden_size" if generation == 1 else "rnn_hidden_dim": 4}
@@ -214,11 +241,12 @@ def settings(generation: int, recurrent: bool) -> Any:
     if generation == 1:
         runner = top | {"policy_class_name": kind, "algorithm_class_name": "PPO"}
         return {"runner": runner, "policy": policy, "algorithm": algorithm}
-    policy |= {"class_name": kind}
+    policy |= {"class_name": kind, **depends} | ({"noise_std_type": "log"} if std_type == "log" else {})
     if generation == 2:
         return top | {"empirical_normalization": True, "policy": policy, "algorithm": named}
     policy |= {"actor_obs_normalization": True, "critic_obs_normalization": True}
-    return top | {"obs_groups": {"policy": ["policy"], "critic": ["critic"]}, "policy": policy, "algorithm": named}
+    groups |= {"policy": ["policy"], "critic": ["critic"]}
+    return top | {"obs_groups": groups, "policy": policy, "algorithm": named}
 
 
 def installed() -> str:
@@ -258,7 +286,7 @@ def forget(trained: Any) -> None:
 
 def further(trained: Any, generation: int) -> None:
     """One update more, of a recorded rollout. Statistics stay: generations move them at different moments."""
-    data, alg, step = rollouts(CASES["rsl_rl scalar"]), trained.alg, 0
+    data, alg, step = rollouts(INSTALLED["rsl_rl scalar"]), trained.alg, 0
     noise = torch.from_numpy(data["noise"])
     alg.schedule = "fixed"  # before 5.0 an epsilon in the KL moves an adaptive rate, which is not imitated
     for model in networks_of(trained):
@@ -287,7 +315,8 @@ def further(trained: Any, generation: int) -> None:
             # 1.x takes ends that are no mask for indices of environments; legged_gym's are a mask.
             came = (torch.from_numpy(data["reward"][step]), ended if generation == 1 else ended.long())
             after = at(step + 1) if generation >= 3 else ()
-            alg.process_env_step(*after, *came, {"time_outs": torch.from_numpy(data["truncated"][step])})
+            infos = {"time_outs": torch.from_numpy(data["truncated"][step])}
+            alg.process_env_step(*after, *came, infos | {"observations": {"rnd_state": at(step + 1)[0]}})
         alg.compute_returns(at(T)[-1])
     with mock.patch("torch.randperm", lambda count, **_: torch.from_numpy(order(0, count))):
         alg.update()
@@ -296,11 +325,11 @@ def further(trained: Any, generation: int) -> None:
 def runner(folder: Path) -> None:
     version = installed()
     generation = int(version[0])
-    for recurrent in (False, True):
+    for layout in layouts(version):
         torch.manual_seed(1)
-        config = settings(generation, recurrent)
+        config = settings(generation, layout)
         text = json.dumps(config)
-        path = folder / f"rsl_rl_{version}_{'lstm' if recurrent else 'mlp'}.pt"
+        path = folder / f"rsl_rl_{version}_{layout}.pt"
         with contextlib.redirect_stdout(io.StringIO()):
             trained = new_runner(generation, config, folder)
             trained.learn(2)

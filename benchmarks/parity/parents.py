@@ -46,6 +46,7 @@ Named = dict[str, Any]
 """Parameters, or lists of parts of one, by the names that all libraries share."""
 Numbers = dict[str, list[float]]
 Case = dict[str, Any]
+PARTS = ("weight", "bias")
 
 
 def mlp_parameters(layers: Any, name: str) -> Named:
@@ -201,7 +202,7 @@ def rl_games(case: Case) -> Numbers:
         settings["central_value_config"] = settings["central_value_config"] | {
             "network": plain | {"central_value": True}
         }
-    network["space"], model, space = rl_games_space(case["action"])
+    network["space"], model, space = rl_games_space(case["action"], settings.pop("fixed_sigma", True))
     box = gymnasium.spaces.Box
     info = {"observation_space": box(-9, 9, (OBS,)), "state_space": box(-9, 9, (STATES,)), "action_space": space}
     agents = settings.pop("agents", 1)
@@ -239,10 +240,10 @@ def rl_games(case: Case) -> Numbers:
     return values(parameters) | rl_games_statistics(agent) | {"learning_rate": [agent.last_lr]}
 
 
-def rl_games_space(action: str) -> tuple[dict[str, Any], str, gymnasium.Space]:
+def rl_games_space(action: str, fixed_sigma: bool) -> tuple[dict[str, Any], str, gymnasium.Space]:
     """The section `space` of a network, the model's name and the action space."""
     init = {"mu_activation": "None", "sigma_activation": "None", "mu_init": {"name": "default"}}
-    sigma = {"sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": True}
+    sigma = {"sigma_init": {"name": "const_initializer", "val": 0}, "fixed_sigma": fixed_sigma}
     if action == "continuous":
         space = gymnasium.spaces.Box(-1.0, 1.0, (ACTIONS,))
         return {"continuous": init | sigma}, "continuous_a2c_logstd", space
@@ -260,11 +261,16 @@ def rl_games_parameters(agent: Any) -> Named:
         rnns = {"policy": net.a_rnn, "critic": net.c_rnn} if net.separate else {"policy": net.rnn}
         for name, rnn in rnns.items():
             found |= rnn_parameters(rnn.rnn, name)
+        norms = {"policy": net.layer_norm} if net.rnn_ln else {}
+        found |= {f"{name}.rnn.norm.{part}": getattr(n, part) for name, n in norms.items() for part in PARTS}
     heads = net.mu if net.is_continuous else net.logits
-    for part in ("weight", "bias"):
+    for part in PARTS:
         parts = heads if isinstance(heads, torch.nn.ModuleList) else [heads]
         found[f"head.{part}"] = [getattr(head, part) for head in parts]
-    found |= {"std": net.sigma} if net.is_continuous else {}
+    if net.is_continuous and net.fixed_sigma:
+        found["std"] = net.sigma
+    elif net.is_continuous:
+        found |= {f"std_head.{part}": getattr(net.sigma, part) for part in PARTS}
     own = "trunk_value" if agent.has_central_value else "value"
     found |= {f"{own}.{part}": getattr(net.value, part) for part in ("weight", "bias")}
     if agent.has_central_value:

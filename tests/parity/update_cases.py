@@ -285,6 +285,14 @@ CASES = {
     "rl_games gru before layers, both normalisers, separate": _rlg(
         _rnn("gru", True) | BOTH | {"separate": True}, _rnn_here("gru", "before_mlp") | BOTH_HERE | SEPARATE
     ),
+    "rl_games gru of two layers with layer norm and its input, after layers": _rlg(
+        {"rnn": _rnn("gru", False)["rnn"] | {"layers": 2, "layer_norm": True, "concat_input": True}, "seq_length": 4},
+        _rnn_here("gru", "after_mlp")
+        | {"model.policy.rnn.layers": 2, "model.policy.rnn.layer_norm": True, "model.policy.rnn.concat_input": True},
+    ),
+    "rl_games std of the network, separate": _rlg(
+        {"separate": True, "fixed_sigma": False}, SEPARATE | {"model.std.kind": "network"}
+    ),
     "rl_games central value": _rlg(BOTH | CENTRAL, BOTH_HERE | CENTRAL_HERE),
     "rl_games 1.6.1, both normalisers, legacy adaptive": _rlg(OLD | BOTH | LEGACY, OLD_HERE | _adaptive("step")),
     "rl_games 1.6.1, both normalisers, separate, no bootstrap by default": _rlg(
@@ -313,6 +321,12 @@ CASES = {
         BOTH_HERE | CENTRAL_HERE | {"central_value.actor_value": False},
     ),
 }
+
+
+INSTALLED = {name: case for name, case in CASES.items() if "release" not in case["theirs"]}
+"""Cases of the installed releases: RSL-RL 5.5.1 and rl_games 1.6.5."""
+LOGGED = ("rnd_loss", "rnd_bonus")
+"""Numbers of each iteration that the libraries log."""
 
 
 def rollouts(case):

@@ -118,8 +118,10 @@ def named(model):
     head = model.actor.head
     heads = {"head": getattr(head, "mean", None) or head.linear, "value": model.critic.head.linear}
     heads |= {"trunk_value": model.trunk_value.linear} if model.trunk_value is not None else {}
+    std = getattr(head, "raw_std", None)
+    heads |= {"std_head": std} if isinstance(std, torch.nn.Linear) else {}
     found |= {f"{name}.{part}": getattr(layer, part) for name, layer in heads.items() for part in PARTS}
-    return found | ({"std": head.raw_std} if hasattr(head, "raw_std") else {})
+    return found | ({"std": std} if isinstance(std, torch.Tensor) else {})
 
 
 PARTS = ("weight", "bias")

@@ -94,8 +94,6 @@ def _written(algorithm: Any, suffix: str, iteration: int, num_envs: int) -> dict
 @torch.no_grad()
 def _of_rsl_rl(ppo: PPO, iteration: int) -> dict[str, Any]:
     """Return RSL-RL's file: the mean is the action, and values are in units of the reward."""
-    if ppo.model.shared_trunk:
-        raise ConfigError("RSL-RL has two networks: train with algorithm.model.shared_trunk=false to export its file")
     spec = ppo.policy.spec
     dist = ppo.policy.distribution
     probe = torch.full((1, spec.action.dim), 0.1, device=spec.device) if isinstance(spec.action, Continuous) else None

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.extensions.amp import AMP
 from canter.algorithms.ppo import PPO
+from canter.compat.layout import check_rl_games
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rl_games.own_network import OwnNetwork
 from canter.compat.weights import (
@@ -35,7 +36,6 @@ from canter.compat.weights import (
 from canter.core.plain import ConfigError
 from canter.core.specs import MultiDiscrete
 from canter.nn.heads import GaussianHead
-from canter.nn.mlp import D2RL
 from canter.nn.normalizer import Normalizer
 from canter.nn.optimizer import OptimizerConfig, ParameterGroup
 
@@ -265,27 +265,9 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
         load_discriminator(amp, weights)
 
 
-def check_layout(ppo: PPO) -> None:
-    """Raise ConfigError for networks whose file rl_games could not load."""
-    for role, part in (("policy", ppo.model.actor), ("critic", ppo.model.critic)):
-        if isinstance(part.network, OwnNetwork):
-            continue
-        layers = network_of(part, role).hidden
-        if isinstance(layers, D2RL):
-            key, why = "d2rl=true", "rl_games has other names for its layers"
-        elif any(isinstance(layer, nn.LayerNorm) for layer in layers.modules()):
-            key, why = "layer_norm=true", "rl_games 1.6 builds its layers without norms"
-        else:
-            continue
-        raise ConfigError(
-            f"model.{role}.{key}: no file of rl_games has such a network ({why}); leave it out, or train "
-            "with canter train --config FILE, whose own checkpoints have any network"
-        )
-
-
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     """Return PPO in the layout of rl_games 1.6: tensors, numbers and None only."""
-    check_layout(ppo)
+    check_rl_games(ppo)
     weights = take_weights(ppo, links_of(ppo))
     central = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(CENTRAL)}
     model = {name: tensor for name, tensor in weights.parameters.items() if name not in central}

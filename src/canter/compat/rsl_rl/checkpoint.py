@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.extensions.rnd import RND
 from canter.algorithms.ppo import PPO
+from canter.compat.layout import check_rsl_rl
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rsl_rl.own_model import OwnModel
 from canter.compat.weights import (
@@ -287,6 +288,7 @@ def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5, std: 
 
     `std` is the `std_type` of the settings that load the file; None for that of PPO's std.
     """
+    check_rsl_rl(ppo, generation)
     if std is None and isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log":
         std = "log"
     weights = take_weights(ppo, links_of(ppo, LOG_STD if std == "log" else STD))
