@@ -17,6 +17,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from canter.algorithms.doctor.findings import Rules
 from canter.core.data.rollout import Rollout
 from canter.core.declarations import Symmetry
 from canter.core.plain import check_settings
@@ -84,6 +85,13 @@ class Algorithm(Protocol[RecordT]):
     def generators(self) -> list[torch.Generator]:
         """Return the random streams that `act` and `update` draw from."""
         return [getattr(self, name) for name in self.streams]
+
+    def signals(self, rollout: Rollout[RecordT]) -> Metrics:
+        """Return signals of a rollout before it is learned from, by the names of `canter doctor`'s rules.
+
+        Called in a few iterations of a run; it changes nothing and draws no random numbers.
+        """
+        return {}
 
     def use_engine(self, name: EngineName) -> None:
         """Compute with this engine from now on; raise ValueError if it cannot.
@@ -226,6 +234,8 @@ class ReportSpec:
     counters: Mapping[str, str] = field(default_factory=dict)
     """Further counting metrics: name -> title. A report shows their last value instead of a
     chart."""
+    rules: tuple[Rules, ...] = ()
+    """Rules of `canter doctor`, in addition to those of every task."""
 
 
 # Users' settings need no base class (see AlgorithmConfig), hence getattr.

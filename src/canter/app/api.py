@@ -2,12 +2,14 @@
 
 from canter.algorithms.base import Algorithm, Headline, ReportSpec, RolloutPlan
 from canter.algorithms.distillation import Distillation, DistillationConfig
+from canter.algorithms.doctor.findings import Finding
 from canter.algorithms.extension import Extension
 from canter.algorithms.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
+from canter.app.doctor.diagnosis import diagnose
 from canter.app.experiments.session import InitFrom, TrainingResult
 from canter.app.experiments.train import evaluate, load, resume, train
 from canter.app.tuning.tune import TuneResult, tune
@@ -69,6 +71,7 @@ __all__ = [
     "Evaluation",
     "ExecutionConfig",
     "Extension",
+    "Finding",
     "Headline",
     "InitFrom",
     "Interface",
@@ -120,6 +123,7 @@ __all__ = [
     "ValueFunction",
     "VideoConfig",
     "allow_import",
+    "diagnose",
     "evaluate",
     "export_policy",
     "load",

@@ -9,6 +9,7 @@ import torch
 
 from canter.core import distributed
 from canter.core.storage.lock import is_locked
+from canter.runs.metrics import Row
 from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState, gather_ranks
 
@@ -34,6 +35,13 @@ class NullRunFolder:
         return False
 
     def log(self, row: dict[str, Any]) -> None:
+        """Do nothing."""
+
+    def rows(self) -> list[Row]:
+        """Return []: there is no log."""
+        return []
+
+    def note_findings(self, findings: list[dict[str, Any]]) -> None:
         """Do nothing."""
 
     def save(self, state: TrainState, *, final: bool = False) -> None:
@@ -89,6 +97,15 @@ class DistributedRunFolder(NullRunFolder):
         """Append a row to the metrics log; on rank 0 only."""
         if self.is_first:
             self.folder.log(row)
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the log so far; [] on other ranks than 0."""
+        return self.folder.rows() if self.is_first else []
+
+    def note_findings(self, findings: list[dict[str, Any]]) -> None:
+        """Note the findings of the doctor in the record of the run; on rank 0 only."""
+        if self.is_first:
+            self.folder.note_findings(findings)
 
     def save(self, state: TrainState, *, final: bool = False) -> None:
         """Save what is due; rank 0 decides and requests the state of all ranks if it needs it."""

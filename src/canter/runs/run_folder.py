@@ -24,7 +24,7 @@ from canter.core.storage.lock import RunLock
 from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
 from canter.nn.policy_file import POLICIES
 from canter.runs.changes import EDITS, ChangeCheck
-from canter.runs.metrics import DAMAGED, METRICS, MetricsLog
+from canter.runs.metrics import DAMAGED, METRICS, MetricsLog, Row, read_rows
 from canter.runs.permissions import save_trusted_modules
 from canter.runs.policies import Policies, ProgressSnapshot
 from canter.runs.records import CONFIG, TRACEBACK_IN, Outcome, RunRecord, link_latest
@@ -266,6 +266,14 @@ class RunFolder:
     def log(self, row: dict[str, Any]) -> None:
         """Append a row to the metrics log."""
         self.metrics.append(row)
+
+    def rows(self) -> list[Row]:
+        """Return the rows of the log so far."""
+        return list(read_rows(self.metrics.path))
+
+    def note_findings(self, findings: list[dict[str, Any]]) -> None:
+        """Note the findings of the doctor in the record of the run."""
+        self.record.note(findings=findings)
 
     def saves_at(self, iteration: int) -> bool:
         """Return whether a checkpoint is due after that iteration by its number."""

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from canter.algorithms.doctor.findings import Finding
 from canter.core import distributed
 from canter.core.registry import UserError
 from canter.core.specs import TrainingProgress
@@ -171,6 +172,8 @@ class Report(Counters):
     """Metrics of the last update, of the environments (`env/...`), and of callbacks."""
     custom: list[str] = field(default_factory=list)
     """Names of the metrics that callbacks added."""
+    findings: list[Finding] = field(default_factory=list)
+    """Findings of `canter doctor` at its last look; [] for a healthy run."""
 
     @property
     def iteration(self) -> int:
@@ -187,7 +190,7 @@ class Report(Counters):
         return LogRow({"iteration": self.iteration} | own | times | self.metrics | silent, self.custom)
 
 
-COLUMNS = tuple(part.name for part in fields(Report) if part.name not in ("times", "metrics", "custom"))
+COLUMNS = tuple(part.name for part in fields(Report) if part.name not in ("times", "metrics", "custom", "findings"))
 """Fields of `Report` that are columns of the log, but for a final underscore."""
 
 

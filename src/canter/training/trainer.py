@@ -10,12 +10,15 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any, Self
 
-from canter.algorithms.base import Algorithm, report_spec_of, unused_settings_of
+from canter.algorithms.base import Algorithm, plan_of, report_spec_of, unused_settings_of
+from canter.algorithms.doctor.findings import Finding
+from canter.algorithms.doctor.live import Doctor
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
 from canter.core.dispatch import plain_functions
 from canter.core.distributed.watch import activity
 from canter.core.distributed.world import world
+from canter.core.plain import ConfigError, to_plain
 from canter.core.seeding import derive_seed
 from canter.core.specs import Env, report_progress
 from canter.core.struct import Metrics
@@ -23,6 +26,7 @@ from canter.envs import closed_quietly, unused_settings
 from canter.envs.directory import directory_of
 from canter.envs.failures import HANG_WARNING_SECONDS
 from canter.runs.ranks import NullRunFolder, for_all_ranks
+from canter.runs.records import flatten
 from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState
 from canter.runs.writers import MetricWriter, Writers
@@ -111,6 +115,7 @@ class Trainer:
             self.guard = Guard(self.state, self.progress, rollback, self.folder, self.env.spec, self._log_last)
             if not self.folder.restore(self.state):
                 self.folder.save(self.state)  # so that a run can be resumed from its first iteration on
+            self.doctor = self._call_doctor()
             self._adapt_opponents(self.algorithm.policy)
             self._writers.start(config)
             resources.push(self._save_on_exit)
@@ -130,6 +135,26 @@ class Trainer:
             logger.warning("%s", line)
         for what, chosen in self.algorithm.about().items():
             logger.info("%s: %s", what, chosen)
+
+    def _call_doctor(self) -> Doctor:
+        """Return the doctor of the run, which looks only in iterations whose rows are written."""
+        config = self.config
+        rollouts = [] if config.until.iterations is None else [float(config.until.iterations)]
+        if config.total_steps is not None:
+            rollouts.append(config.total_steps / (self.algorithm.horizon * config.env.num_envs))
+        try:
+            settings = dict(flatten(to_plain(config)))
+        except ConfigError:  # an object of the user's own: rules see its metrics, and no settings
+            settings = {}
+        return Doctor(
+            self.algorithm.signals,
+            report_spec_of(config.algorithm).rules,
+            settings,
+            samples=self.algorithm.horizon * config.env.num_envs * plan_of(config.algorithm).epochs,
+            rollouts=min(rollouts, default=None),
+            unit=config.log_every * self.algorithm.iterations_per_tick,
+            rows=self.folder.rows(),
+        )
 
     def __repr__(self) -> str:
         return f"Trainer({self.config.env.id}, iteration {self.progress.iteration}, {self.progress.env_steps:,} steps)"
@@ -194,6 +219,7 @@ class Trainer:
             report_progress(self.env, self.progress.for_env())
             self.algorithm.begin_iteration()
             rollout = self.programs.collect()
+        self.doctor.measure(rollout, self.progress.iteration + 1)
         self.callbacks.on_rollout_end(rollout, self)
         return rollout
 
@@ -202,7 +228,8 @@ class Trainer:
         activity.begin(f"learning from iteration {self.progress.iteration + 1}")
         with self.guard.updating():
             metrics = self.programs.update(rollout)
-        return metrics | self._adapt_opponents(self.algorithm.policy) | self.collector.env_metrics()
+        opponents = self._adapt_opponents(self.algorithm.policy)
+        return metrics | opponents | self.collector.env_metrics() | self.doctor.signals
 
     def log(self, *, now: bool = False) -> None:
         """Write a row about the last iterations if it is due or `now`; the only device read."""
@@ -210,7 +237,9 @@ class Trainer:
             return
         report = self.progress.report(self._read_episodes(), self.collector.read_host_metrics())
         self.guard.check_metrics(report)
+        report.metrics.update(self.doctor.measure_episodes(report.iteration, self.progress.recent))
         report = self._add_watched(report)
+        report = replace(report, findings=self._diagnose(report))
         try:
             stops = self.callbacks.on_iteration(self.on_iteration, report, self.algorithm.policy, self)
         finally:
@@ -219,6 +248,17 @@ class Trainer:
             self._writers.write(row)
         # One rank stops all.
         self.progress.stopped = self.progress.stopped or distributed.largest(float(stops)) > 0
+
+    def _diagnose(self, report: Report) -> list[Finding]:
+        """Return the findings of the doctor; note them in the run's record and warn if they are new."""
+        before = self.doctor.findings
+        findings = self.doctor.diagnose(report.row(), last=self.done)
+        if findings != before and distributed.rank() == 0:
+            self.folder.note_findings([finding.plain() for finding in findings])
+            for finding in findings:
+                if self.doctor.is_new(finding):
+                    logger.warning("doctor: %s", finding)
+        return findings
 
     def log_metric(self, name: str, value: float) -> None:
         """Add a number to the next row of the log, or to the current one if `on_iteration` calls this.

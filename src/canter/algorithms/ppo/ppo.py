@@ -20,8 +20,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms, symmetries_of
+from canter.algorithms.doctor.signals import action_effect, finite
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase, check_batch, check_blocks
 from canter.algorithms.ppo.advantages import AdvantageEstimator, ValueTargets
@@ -39,13 +41,14 @@ from canter.core.declarations import Symmetry
 from canter.core.dispatch import concurrently, side_stream
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
-from canter.core.specs import EnvSpec
+from canter.core.specs import Continuous, EnvSpec
 from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
 from canter.functional.statistics import explained_variance, moments, normalize
 from canter.nn.actor_critic import ActorCritic, Policy, ValueFunction
+from canter.nn.distributions import Categorical
 from canter.nn.optimizer import AveragedPolicy, Optimizer, ParameterGroup
 from canter.nn.policy_file import FINAL_CRITIC
 
@@ -298,6 +301,31 @@ class PPO(Algorithm[PPORecord]):
         explained = explained_variance(targets.value, targets.return_, rollout.valid)
         metrics = {"value/explained_variance": explained, **dict(zip(samples, means.unbind(), strict=True))}
         return metrics | self.objective.metrics()
+
+    @torch.no_grad()
+    def signals(self, rollout: Rollout[PPORecord]) -> Metrics:
+        """Return the error of the first ratio, the share of actions at a bound, and their effect.
+
+        The ratio compares the policy that is about to learn with the recorded one, in the first step.
+        """
+        record = rollout.record
+        first = tree_map(lambda x: x[0], rollout.state)
+        params, _ = self.acting.params(rollout.obs_at(0), first, rollout.reset[0])
+        action = record.action[0]
+        change = self.distribution.log_prob(params, action) - self.distribution.log_prob(record.dist_params[0], action)
+        ratio_error = torch.where(rollout.valid[0], change.exp() - 1.0, 0.0).abs().mean()
+        signals = finite({"ratio_error": ratio_error})
+        if isinstance(self.spec.action, Continuous):
+            sent = self.distribution.to_env(record.action)
+            low, high = (sent.new_tensor(bound) for bound in (self.spec.action.low, self.spec.action.high))
+            signals |= finite({"action_at_bound": ((sent <= low) | (sent >= high)).float().mean()})
+            noise = record.action - self.distribution.mode(record.dist_params)
+        elif isinstance(self.distribution, Categorical):
+            probability = record.dist_params.softmax(-1)
+            noise = one_hot(record.action, self.distribution.n) - probability
+        else:
+            return signals
+        return signals | finite(action_effect(noise, rollout))
 
     def _run_phase(self, phase: Phase[Any], rollout: Rollout[PPORecord], batch: PPOBatch) -> Metrics:
         """Run a phase on the algorithm's samples or on those that it draws."""

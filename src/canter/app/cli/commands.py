@@ -298,6 +298,14 @@ difference, without effect in the source library, or refused with the reason.
 A checkpoint (.pt, .pth) becomes a run folder that can be played, evaluated, exported and trained further; --config is
 the settings file that it was trained with. Nothing in it is run.""",
     ),
+    "doctor": Command(
+        "tools:doctor_command",
+        "Say why a run does not learn, and what to change.",
+        "RUN [--json] [--run-dir DIR]",
+        (RUN, Argument("--json", "print the findings as JSON"), run_dir()),
+        description="Read the log of a run, finished or running, and print at most three findings: evidence, cause\n"
+        "and the flags to change. A healthy run has none.",
+    ),
     "explain": Command(
         "tools:explain_command",
         "Find the cause of NaN or infinity in a run.",

@@ -1,4 +1,4 @@
-"""`canter check`, `canter import`, `canter explain`, `canter sweep` and `canter tune`."""
+"""`canter check`, `canter import`, `canter doctor`, `canter explain`, `canter sweep` and `canter tune`."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from canter.app.cli.parser import SPACE, UsageError, flag_of, hyphenated
 from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import import_settings, merged_config, setting_hints
 from canter.app.console.text import format_number, printable, terminal_stream, two_columns
+from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings
 from canter.app.experiments.folders import stored_config
 from canter.app.experiments.session import program
 from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
@@ -119,6 +120,13 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
     run = arguments.output
     iteration = import_run(arguments.file, config, run)
     print(f"Iteration {iteration} is a run in {run}: canter play {run}, canter eval {run}, canter resume {run}")
+
+
+def doctor_command(arguments: argparse.Namespace) -> None:
+    """Say why a run does not learn, and what to change."""
+    path = find_run(arguments.run, arguments.run_dir)
+    findings = diagnose(path)
+    print(findings_json(findings, path) if arguments.json else format_findings(findings, path))
 
 
 def explain_command(arguments: argparse.Namespace) -> None:

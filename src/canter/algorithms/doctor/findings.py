@@ -1,0 +1,222 @@
+"""The record that rules read, the findings that they return, and the diagnosis of a run.
+
+A rule is a function of `Signals` that returns a `Finding` or None. An algorithm declares its rules
+in its `ReportSpec`; rules about the task hold for every algorithm.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+MOST = 3
+"""Findings that are shown at most."""
+MIN_ROWS = 4
+"""Rows of the log before anything is concluded."""
+PAGE = "docs/doctor.md"
+FLAT = 0.2
+"""Share of a run at its end in which the return of a solved task no longer rises."""
+LEARNED = 3.0
+"""Gain of the mean return, in standard deviations of untrained episodes, that chance does not give."""
+SOLVED_RATE = 0.8
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A metric that crossed a threshold."""
+
+    metric: str
+    value: float
+    step: int
+    """Transitions after which the value was logged."""
+    threshold: float
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.value:.3g} at step {self.step:,} (threshold {self.threshold:g})"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A likely cause of a run that does not learn, and the change to try."""
+
+    rule: str
+    """Name of the rule, and of its section in docs/doctor.md."""
+    title: str
+    evidence: tuple[Evidence, ...]
+    why: str
+    """One sentence."""
+    change: Mapping[str, Any] = field(default_factory=dict)
+    """Settings to change, by dotted key; empty if no setting helps."""
+    advice: str = ""
+    """What to do if no setting helps."""
+
+    def __str__(self) -> str:
+        shown = "; ".join(str(evidence) for evidence in self.evidence)
+        return f"{self.title}: {shown}. {self.why} Change: {self.flags or self.advice} ({PAGE}#{self.anchor})"
+
+    @property
+    def flags(self) -> str:
+        """Flags of the change on the command line."""
+        return " ".join(f"--{key.replace('_', '-')} {_flag_value(value)}" for key, value in self.change.items())
+
+    @property
+    def anchor(self) -> str:
+        """Section of docs/doctor.md."""
+        return self.rule.replace("_", "-")
+
+    def plain(self) -> dict[str, Any]:
+        """Return the finding as plain data."""
+        return {**asdict(self), "flags": self.flags}
+
+
+def _flag_value(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+class Signals:
+    """Settings of a run and the rows of its log so far, oldest first."""
+
+    def __init__(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+        self.settings = settings
+        """Plain values by dotted key."""
+        self.rows = rows
+        self._columns: dict[str, np.ndarray] = {}
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Transitions after each row `[rows]`."""
+        return self.column("env_steps")
+
+    def column(self, name: str) -> np.ndarray:
+        """Return a metric, float64 `[rows]`; NaN where a row has none."""
+        if name not in self._columns:
+            self._columns[name] = np.array([_number(row.get(name)) for row in self.rows])
+        return self._columns[name]
+
+    def known(self, name: str, *, since: float = 0.0) -> np.ndarray:
+        """Return the finite values of a metric, after that fraction of the run."""
+        values = self.column(name)
+        return values[np.isfinite(values) & (self.fractions >= since)]
+
+    def recent(self, name: str, count: int) -> np.ndarray:
+        """Return the last finite values of a metric; empty if there are fewer than `count`."""
+        values = self.known(name)
+        return values[-count:] if len(values) >= count else values[:0]
+
+    def setting(self, key: str, default: Any = None) -> Any:
+        """Return a setting; a section of several keys has no value of its own."""
+        return self.settings.get(key, default)
+
+    def number(self, key: str, default: float = math.nan) -> float:
+        """Return the number of a setting: of a schedule, that at its start."""
+        for name in (key, f"{key}.start", f"{key}.value", f"{key}.initial"):
+            value = self.settings.get(name)
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                return float(value)
+        return default
+
+    def evidence(self, metric: str, value: float, threshold: float, step: float | None = None) -> Evidence:
+        """Return evidence at a step, by default that of the last row."""
+        return Evidence(metric, float(value), int(self.steps[-1] if step is None else step), threshold)
+
+    @cached_property
+    def fractions(self) -> np.ndarray:
+        """Completed fraction of the run after each row `[rows]`; 1 throughout if its length is unknown."""
+        shares = [
+            self.column(name) / budget
+            for name, key in (("env_steps", "total_steps"), ("iteration", "until.iterations"))
+            if math.isfinite(budget := self.number(key))
+        ]
+        return np.fmax.reduce(shares) if shares else np.ones(len(self.steps))
+
+    @property
+    def fraction(self) -> float:
+        """Completed fraction of the run."""
+        return float(self.fractions[-1])
+
+    # How well the run does
+
+    @cached_property
+    def start(self) -> tuple[float, float] | None:
+        """Mean and standard deviation of the return of the untrained policy; None while unknown."""
+        returns = self.known("rollout_return")
+        spreads = self.known("doctor/return_std")
+        if not len(returns) or not len(spreads):
+            return None
+        return float(returns[0]), float(max(spreads[0], 1e-9 + 1e-3 * abs(returns[0])))
+
+    def gain(self, return_: float) -> float:
+        """Return how far a mean return lies above the untrained policy's, in its standard deviations."""
+        if self.start is None or not math.isfinite(return_):
+            return 0.0
+        return (return_ - self.start[0]) / self.start[1]
+
+    @cached_property
+    def current_gain(self) -> float:
+        """Gain of the recent episodes."""
+        returns = self.known("return")
+        return self.gain(float(returns[-1])) if len(returns) else 0.0
+
+    @cached_property
+    def solved(self) -> bool:
+        """True if episodes succeed, or the return has learned and is flat at its best."""
+        success = self.recent("success_rate", 1)
+        if len(success) and success[-1] >= SOLVED_RATE:
+            return True
+        returns = self.known("return")
+        if self.current_gain < LEARNED or self.fraction < 2 * FLAT:
+            return False
+        before = self.known("return")[: len(returns) - len(self.known("return", since=self.fraction - FLAT))]
+        climbed = returns.max() - returns[0]
+        return (
+            len(before) > 0
+            and returns[-1] >= returns.max() - 0.1 * climbed
+            and before[-1] >= 0.8 * climbed + returns[0]
+        )
+
+    @cached_property
+    def learned(self) -> bool:
+        """True if recent episodes are far better than the untrained policy's, and near the best so far."""
+        returns = self.known("return")
+        return self.solved or (self.current_gain >= LEARNED and returns[-1] >= 0.5 * (returns.max() + returns[0]))
+
+
+Rule = Callable[[Signals], Finding | None]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Rules in the order of their causes: a finding of one group explains those of later groups."""
+
+    environment: tuple[Rule, ...] = ()
+    """What the environment returns."""
+    scales: tuple[Rule, ...] = ()
+    """Sizes of observations and rewards."""
+    settings: tuple[Rule, ...] = ()
+    """Settings that keep a sound environment from being learned."""
+    symptoms: tuple[Rule, ...] = ()
+    """Signs without a cause that the rules before have found."""
+
+
+def diagnose_signals(signals: Signals, tables: Iterable[Rules]) -> list[Finding]:
+    """Return the findings of the first group that has any, three at most; [] for a healthy run."""
+    tables = tuple(tables)
+    if len(signals.rows) < MIN_ROWS:
+        return []
+    for group in ("environment", "scales", "settings", "symptoms"):
+        rules: list[Rule] = [rule for table in tables for rule in getattr(table, group)]
+        found = [finding for rule in rules if (finding := rule(signals)) is not None]
+        if found:
+            return found[:MOST]
+    return []
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else math.nan

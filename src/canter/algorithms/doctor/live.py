@@ -1,0 +1,87 @@
+"""The doctor of a run that is being trained: measures signals and keeps the findings."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, diagnose_signals
+from canter.algorithms.doctor.signals import PREFIX, episode_signals, rollout_signals
+from canter.algorithms.doctor.task import TASK_RULES
+from canter.core.data.rollout import Rollout
+from canter.core.struct import Metrics
+
+LOOKS = 50
+"""Times that the doctor looks in a run whose length is known."""
+LARGE_UPDATE = 1 << 14
+"""Samples that an update learns from, passes counted, from which a look is cheap beside it."""
+MAX_ROWS = 4000
+"""Rows of the log that are kept; beyond, older ones are thinned out."""
+UNKNOWN_LENGTH_REST = 25
+"""Iterations between two looks in a run of unknown length."""
+
+
+class Doctor:
+    """Looks at a run every few iterations; which ones follows from the settings alone.
+
+    `signals` are those of the algorithm and `rules` its rules. `samples` are those that an update
+    learns from, passes counted; `rollouts` is the length of the run, None if unknown, and `unit` the
+    iterations between rows of the log. `settings` are plain values by dotted key.
+    """
+
+    def __init__(
+        self,
+        signals: Callable[[Rollout[Any]], Metrics],
+        rules: Iterable[Rules],
+        settings: Mapping[str, Any],
+        *,
+        samples: int,
+        rollouts: float | None,
+        unit: int,
+        rows: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self.own_signals = signals
+        self.settings = settings
+        self.rules = (TASK_RULES, *rules)
+        rest = 2 if samples >= LARGE_UPDATE else 4
+        rest = UNKNOWN_LENGTH_REST if rollouts is None else max(math.ceil(rollouts / LOOKS), rest)
+        self.every = math.ceil(rest / unit) * unit
+        self.rows: list[Mapping[str, Any]] = list(rows)
+        """Rows of the log so far."""
+        self.findings: list[Finding] = []
+        """Findings of the last look."""
+        self._known: set[str] = set()
+        self.signals: Metrics = {}
+        """Signals of the last rollout, on the device; {} in most iterations."""
+
+    def looks_at(self, iteration: int) -> bool:
+        """Return whether the doctor looks at that iteration."""
+        return iteration == 1 or iteration % self.every == 0
+
+    def measure(self, rollout: Rollout[Any], iteration: int) -> None:
+        """Measure the signals of a complete rollout if the doctor looks at the iteration."""
+        self.signals = {}
+        if self.looks_at(iteration):
+            self.signals = rollout_signals(rollout) | self.own_signals(rollout)
+
+    def measure_episodes(self, iteration: int, episodes: Iterable[tuple[float, int, bool]]) -> dict[str, float]:
+        """Return the signals of recent episodes (return, length, terminated) for the row of an iteration."""
+        return episode_signals(list(episodes)) if self.looks_at(iteration) else {}
+
+    def is_new(self, finding: Finding) -> bool:
+        """Return whether a finding is the first of its rule in this process."""
+        new = finding.rule not in self._known
+        self._known.add(finding.rule)
+        return new
+
+    def diagnose(self, row: Mapping[str, Any], *, last: bool = False) -> list[Finding]:
+        """Add a row of the log and return the findings, which are new if the doctor looks at it."""
+        self.rows.append(row)
+        if len(self.rows) > MAX_ROWS:  # keep every second one of the older half, and all with signals
+            half = MAX_ROWS // 2
+            older = [row for i, row in enumerate(self.rows[:half]) if i % 2 == 0 or f"{PREFIX}return_std" in row]
+            self.rows = older + self.rows[half:]
+        if last or self.looks_at(int(row["iteration"])):
+            self.findings = diagnose_signals(Signals(self.settings, self.rows), self.rules)
+        return self.findings

@@ -1,0 +1,273 @@
+"""Rules about PPO: the size of updates, the critic, exploration and scales."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from canter.algorithms.doctor.findings import Finding, Rules, Signals
+
+UPDATES = 5
+"""Consecutive updates whose median counts."""
+LARGE_KL = 0.1
+LARGE_CLIP = 0.45
+MANY_EPOCHS = 25
+WIDE_CLIP = 1.0
+GOOD_KL = 0.01
+"""KL of an update to aim at; KL grows with the square of the learning rate."""
+SMALL_KL = 1e-4
+SMALL_CLIP = 0.005
+EXPLAINED = 0.1
+NO_EFFECT = 1.3
+"""`doctor/action_effect` is about 1 if actions change nothing, and 5 to 15 otherwise."""
+RATIO_ERROR = 1e-3
+RATE = "algorithm.optimizer.learning_rate"
+
+
+def acting_differs(signals: Signals) -> Finding | None:
+    """The policy that learns is not the one that acted."""
+    error = signals.recent("doctor/ratio_error", 3)
+    if not len(error) or error.min() < RATIO_ERROR or signals.setting("algorithm.obs_statistics") != "update":
+        return None
+    return Finding(
+        "acting_differs",
+        "Acting and learning disagree",
+        (signals.evidence("doctor/ratio_error", error[-1], RATIO_ERROR),),
+        "Before the first step of an update the probability ratio must be 1; the network answers differently when it "
+        "learns.",
+        advice="look for dropout, batch statistics or a recurrent state in your own network; else please report it",
+    )
+
+
+def no_effect(signals: Signals) -> Finding | None:
+    """Exploration noise changes neither the next observation nor the reward."""
+    effect = signals.known("doctor/action_effect")
+    entropy = signals.known("policy/entropy")
+    blind = signals.recent("doctor/obs_constant", 1).sum() == 1.0
+    std = signals.known("policy/std")
+    if len(std):
+        noisy = std[-1] >= 0.1
+    else:
+        noisy = len(entropy) > 0 and entropy[-1] > 0.2 * entropy[0]
+    if len(effect) < 4 or effect.max() > NO_EFFECT or effect.max() == 0.0 or blind or not noisy or signals.learned:
+        return None
+    return Finding(
+        "no_effect",
+        "Actions have no effect",
+        (signals.evidence("doctor/action_effect", effect.max(), NO_EFFECT),),
+        "The random part of the actions is uncorrelated with the next observation and with the reward.",
+        advice="check that step() uses the action that it receives, in the order and scale of the action space",
+    )
+
+
+def large_updates(signals: Signals) -> Finding | None:
+    """Updates change the policy too much."""
+    if signals.solved:
+        return None
+    kl = _sustained(signals, "policy/kl")
+    clipped = _sustained(signals, "policy/clip_fraction")
+    epochs = signals.number("algorithm.epochs")
+    limit = signals.number("algorithm.clip_ratio")
+    many = epochs >= MANY_EPOCHS and clipped is not None and clipped[0] > LARGE_CLIP / 3
+    if kl is not None and kl[0] > LARGE_KL:
+        evidence = signals.evidence("policy/kl", kl[0], LARGE_KL, kl[1])
+    elif clipped is not None and (clipped[0] > LARGE_CLIP or many):
+        evidence = signals.evidence("policy/clip_fraction", clipped[0], LARGE_CLIP / (3 if many else 1), clipped[1])
+    else:
+        return None
+    change = {**_rate(signals, _slower(kl)), "algorithm.target_kl": 0.02}
+    if limit >= WIDE_CLIP:
+        change = {"algorithm.clip_ratio": 0.2}
+    elif epochs >= MANY_EPOCHS:
+        change = {"algorithm.epochs": 10}
+    return Finding(
+        "large_updates",
+        "Updates are too large",
+        (evidence,),
+        f"The median of {UPDATES} updates: the policy left the region in which its samples say something about it.",
+        change,
+    )
+
+
+def _slower(kl: tuple[float, float] | None) -> float:
+    """Return the factor of the learning rate that brings the KL to about `GOOD_KL`."""
+    return min(max(math.sqrt(GOOD_KL / max(0.0 if kl is None else kl[0], 1e-9)), 1 / 30), 1 / 3)
+
+
+def small_updates(signals: Signals) -> Finding | None:
+    """Updates hardly change the policy."""
+    kl = signals.known("policy/kl")
+    clipped = signals.known("policy/clip_fraction")
+    if len(kl) < 2 * UPDATES or signals.fraction < 0.1 or signals.learned:
+        return None
+    # Schedules fall to 0 in the end, where small updates are intended.
+    early = max(int(len(kl) * min(0.7 / signals.fraction, 1.0)), UPDATES)
+    if np.median(kl[:early]) > SMALL_KL or np.median(clipped[:early]) > SMALL_CLIP or kl[:UPDATES].max() > 0.01:
+        return None
+    return Finding(
+        "small_updates",
+        "Updates are too small",
+        (signals.evidence("policy/kl", float(np.median(kl[:early])), SMALL_KL),),
+        "The policy hardly changes from update to update, and the return is not better than at the start.",
+        _rate(signals, min(math.sqrt(GOOD_KL / max(float(np.median(kl[:early])), 1e-6)), 100.0)),
+    )
+
+
+def reward_scale(signals: Signals) -> Finding | None:
+    """Returns are huge or tiny, and nothing normalises them."""
+    spread = signals.known("doctor/return_std")
+    if signals.setting("algorithm.model.normalize_value", True) or signals.setting("algorithm.reward.normalize"):
+        return None
+    if not len(spread) or signals.solved or spread[-1] == 0.0 or 0.05 <= spread[-1] <= 1e3:
+        return None
+    return Finding(
+        "reward_scale",
+        "Returns have an unsuitable scale",
+        (signals.evidence("doctor/return_std", spread[-1], 1e3 if spread[-1] > 1 else 0.05),),
+        "Without normalisation the error of the critic dominates the gradient, or vanishes in it.",
+        {"algorithm.model.normalize_value": True},
+    )
+
+
+def obs_scale(signals: Signals) -> Finding | None:
+    """Observations are huge, and nothing normalises them."""
+    largest = signals.recent("doctor/obs_largest", 2)
+    if signals.setting("algorithm.model.policy.normalize_obs", True) is not False or not len(largest):
+        return None
+    if signals.solved or largest.min() < 100.0:
+        return None
+    return Finding(
+        "obs_scale",
+        "Observations are large",
+        (signals.evidence("doctor/obs_largest", largest[-1], 100.0),),
+        "Networks learn from inputs of order one, and normalize_obs is off.",
+        {"algorithm.model.policy.normalize_obs": True},
+    )
+
+
+def entropy_bonus(signals: Signals) -> Finding | None:
+    """The entropy bonus outweighs the advantages, or the std grows without end."""
+    coef = signals.number("algorithm.entropy_coef", 0.0)
+    entropy = signals.known("policy/entropy")
+    std = signals.known("policy/std")
+    if signals.fraction < 0.1 or signals.solved or len(entropy) < 2 * UPDATES:
+        return None
+    if any(key.startswith("self_play.") for key in signals.settings):
+        return None
+    grown = len(std) > 0 and float(np.median(std[-UPDATES:])) > 1.3 * std[0]
+    random = not len(std) and entropy[0] > 0 and float(np.median(entropy[-UPDATES:])) > 0.8 * entropy[0]
+    runaway = len(std) > 0 and float(np.median(std[-UPDATES:])) > 4.0 * std[0]
+    if not (runaway or (coef >= 0.05 and (grown or random))):
+        return None
+    metric, value, limit = "policy/entropy", entropy[-1], 0.8 * entropy[0]
+    if len(std):
+        metric, value, limit = "policy/std", std[-1], (1.3 if coef >= 0.05 else 4.0) * std[0]
+    return Finding(
+        "entropy_bonus",
+        "The policy stays random",
+        (signals.evidence(metric, value, limit),),
+        "The entropy bonus pays more than better actions." if coef else "Nothing in the loss limits the noise.",
+        {"algorithm.entropy_coef": _short(coef / 30)} if coef else {"algorithm.model.std.maximum": _short(2 * std[0])},
+    )
+
+
+def collapse(signals: Signals) -> Finding | None:
+    """The policy is nearly deterministic early, and has learned little."""
+    entropy = signals.known("policy/entropy")
+    std = signals.known("policy/std")
+    if not len(entropy) or signals.learned or len(entropy) < UPDATES:
+        return None
+    floor = 0.05
+    if len(std):
+        value, metric = float(np.median(std[-UPDATES:])), "policy/std"
+    else:
+        value, metric = float(np.median(entropy[-UPDATES:])) / max(entropy[0], 1e-9), "policy/entropy"
+    if value > floor:
+        return None
+    change = {"algorithm.entropy_coef": 0.01}
+    if len(std) and std[0] < floor:
+        change = {"algorithm.model.std.initial": 0.5}
+    return Finding(
+        "collapse",
+        "Exploration has ended early",
+        (signals.evidence(metric, value, floor),),
+        "Nearly the same action is taken in every try, so better ones are not found.",
+        change,
+    )
+
+
+def blind_critic(signals: Signals) -> Finding | None:
+    """The critic explains nothing of the returns."""
+    explained = signals.known("value/explained_variance", since=0.05)
+    kl = signals.known("policy/kl")
+    if signals.fraction < 0.1 or len(explained) < 2 * UPDATES or signals.solved:
+        return None
+    spread = signals.known("doctor/return_std")
+    varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
+    if explained.max() > EXPLAINED or not varies or np.median(kl) < SMALL_KL:
+        return None
+    return Finding(
+        "blind_critic",
+        "The critic predicts nothing",
+        (signals.evidence("value/explained_variance", explained.max(), EXPLAINED),),
+        "Its explained variance was never above that, so advantages are as noisy as returns.",
+        {"algorithm.model.normalize_value": True, "algorithm.critic_optimizer": None},
+    )
+
+
+def rate_jump(signals: Signals) -> Finding | None:
+    """The learning rate jumped up, as after a resume, and the return fell."""
+    name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
+    rate = signals.column(name)
+    returns = signals.column("return")
+    if signals.setting(f"{RATE}.kind") in ("adaptive_kl", "step") or len(rate) < 4 * UPDATES:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        jumps = (np.flatnonzero(rate[1:] > 3.0 * rate[:-1]) + 1).tolist()
+    if not jumps or jumps[-1] < UPDATES or len(rate) - jumps[-1] < UPDATES:
+        return None
+    jump: int = jumps[-1]
+    before = float(returns[jump - 1])
+    after = float(returns[-1])
+    slow = float(rate[jump - 1])
+    if signals.gain(before) < 3.0 or signals.gain(after) > 0.5 * signals.gain(before):
+        return None
+    return Finding(
+        "rate_jump",
+        "The learning rate jumped",
+        (signals.evidence(name, float(rate[jump]), 3.0 * slow, float(signals.steps[jump])),),
+        "A resumed run with a larger budget follows its schedule from a higher rate, and the return fell since.",
+        {RATE: _short(slow)},
+    )
+
+
+def _sustained(signals: Signals, name: str) -> tuple[float, float] | None:
+    """Return the largest median of a metric over `UPDATES` rows in a row, and the step of the last of them."""
+    values = signals.column(name)
+    finite = np.isfinite(values)
+    known = values[finite]
+    if len(known) < UPDATES:
+        return None
+    kept = np.median(np.lib.stride_tricks.sliding_window_view(known, UPDATES), -1)
+    place = int(kept.argmax())
+    return float(kept[place]), float(signals.steps[finite][place + UPDATES - 1])
+
+
+def _rate(signals: Signals, factor: float) -> dict[str, float]:
+    """Return the setting that multiplies the learning rate, whatever its schedule."""
+    part = {"linear": ".start", "adaptive_kl": ".start"}.get(str(signals.setting(f"{RATE}.kind")), "")
+    return {f"{RATE}{part}": _short(signals.number(RATE) * factor)}
+
+
+def _short(value: float) -> float:
+    """Return a value with two digits."""
+    return float(f"{value:.2g}")
+
+
+PPO_RULES = Rules(
+    environment=(no_effect,),
+    scales=(reward_scale, obs_scale),
+    settings=(acting_differs, large_updates, small_updates, entropy_bonus, rate_jump),
+    symptoms=(blind_critic, collapse),
+)

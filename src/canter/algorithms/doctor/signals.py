@@ -1,0 +1,131 @@
+"""Signals of a rollout that the log does not have, as tensors on the device.
+
+`rollout_signals` is called in a few iterations of a run, once the rollout is complete; it reads the
+rollout and changes nothing. T steps, N environments, D components of an observation group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from canter.core.data.rollout import Rollout
+from canter.core.specs import ACTION_MASK
+from canter.core.struct import Metrics
+
+PREFIX = "doctor/"
+MIN_TRANSITIONS = 64
+"""Rollouts with fewer have no statistics worth reading."""
+MIN_ENVS = 8
+"""With fewer environments none can be called an exception."""
+LARGEST = 1e30
+"""Signals are cut off here, since the log has finite numbers only."""
+
+
+@torch.no_grad()
+def rollout_signals(rollout: Rollout[Any]) -> Metrics:
+    """Return the signals of rewards, observations and single environments; {} for short rollouts."""
+    if rollout.valid.numel() < MIN_TRANSITIONS:
+        return {}
+    valid = rollout.valid
+    reward = torch.where(valid, rollout.reward, 0.0)
+    signals = {
+        "reward_min": torch.where(valid, rollout.reward, torch.inf).amin(),
+        "reward_max": torch.where(valid, rollout.reward, -torch.inf).amax(),
+        "reward_nonzero": (reward != 0).sum() / valid.sum().clamp(min=1),
+        **_observations(rollout),
+        **_exception(reward.sum(0) / valid.sum(0).clamp(min=1)),
+    }
+    return finite(signals)
+
+
+def finite(signals: Mapping[str, Tensor]) -> Metrics:
+    """Return signals under their names in the log, without NaN and infinity."""
+    bounds = {"nan": 0.0, "posinf": LARGEST, "neginf": -LARGEST}
+    return {PREFIX + name: value.float().nan_to_num(**bounds) for name, value in signals.items()}
+
+
+def _observations(rollout: Rollout[Any]) -> Metrics:
+    """Return the largest amount, the share of constant components, and how often final ones are lost.
+
+    A final observation that equals the first of the next episode was read after the reset.
+    """
+    groups = {
+        name: group
+        for name, group in rollout.obs.items()
+        if group.is_floating_point() and group.ndim == 3 and name != ACTION_MASK
+    }
+    if not groups:
+        return {}
+    obs = torch.cat(list(groups.values()), -1)
+    low = obs.amin((0, 1))
+    high = obs.amax((0, 1))
+    signals = {
+        "obs_largest": torch.maximum(high.abs(), low.abs()).amax(),
+        "obs_constant": (high == low).float().mean(),
+    }
+    if rollout.final_obs is not None:
+        final = torch.cat([rollout.final_obs[name] for name in groups], -1)
+        ends = rollout.truncated & rollout.valid
+        lost = ends & (final == obs[1:]).all(-1)
+        signals["final_is_reset"] = lost.sum() / ends.sum().clamp(min=1)
+    return signals
+
+
+def _exception(gain: Tensor) -> Metrics:
+    """Return which environment's mean reward `[N]` lies farthest from the others, and how far.
+
+    The distance is in robust standard deviations (1.4826 times the median distance).
+    """
+    if len(gain) < MIN_ENVS:
+        return {}
+    distance = (gain - gain.median()).abs()
+    spread = 1.4826 * distance.median()
+    worst = distance.argmax()
+    return {"env_worst": worst, "env_distance": distance[worst] / spread.clamp(min=1e-6 * gain.abs().amax() + 1e-12)}
+
+
+def action_effect(noise: Tensor, rollout: Rollout[Any]) -> Metrics:
+    """Return how surely the exploration noise `[T, N, A]` moves the next observation or the reward.
+
+    The value is the largest t statistic of a correlation between a component of the noise and one
+    of the change of observations, over what chance gives for as many pairs. The noise is independent
+    of the state, so a correlation is an effect.
+    """
+    obs = [group for group in rollout.obs.values() if group.is_floating_point() and group.ndim == 3]
+    if not obs or rollout.valid.numel() < MIN_TRANSITIONS:
+        return {}
+    usable = (rollout.valid & ~rollout.done).reshape(-1, 1)
+    change = torch.cat([torch.cat([group[1:] - group[:-1] for group in obs], -1), rollout.reward.unsqueeze(-1)], -1)
+    count = usable.sum().clamp(min=2)
+
+    def standardize(x: Tensor) -> Tensor:
+        x = torch.where(usable, x.reshape(len(usable), -1).float(), 0.0)
+        x = torch.where(usable, x - x.sum(0) / count, 0.0)
+        return x / (x.square().sum(0) / count).sqrt().clamp(min=1e-12)
+
+    correlation = standardize(noise).t() @ standardize(change) / count
+    statistic = correlation.abs().amax() * count.sqrt()
+    chance = (2.0 * torch.log(torch.tensor(2.0 * correlation.numel(), device=noise.device))).sqrt()
+    return {"action_effect": statistic / chance}
+
+
+def episode_signals(episodes: Sequence[tuple[float, int, bool]]) -> dict[str, float]:
+    """Return the spread of returns, and the share of terminated episodes that have the largest length.
+
+    Episodes are (return, length, terminated).
+    """
+    if len(episodes) < 2:
+        return {}
+    returns = torch.tensor([return_ for return_, _, _ in episodes], dtype=torch.float64)
+    lengths = [length for _, length, terminated in episodes if terminated]
+    longest = max(length for _, length, _ in episodes)
+    share = sum(length == longest for length in lengths) / len(lengths) if lengths else 0.0
+    return {
+        f"{PREFIX}return_std": min(float(returns.std()), LARGEST),
+        f"{PREFIX}longest_share": share,
+        f"{PREFIX}longest": float(longest),
+    }

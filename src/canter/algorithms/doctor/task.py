@@ -1,0 +1,246 @@
+"""Rules about the environment and the task, for every algorithm."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from canter.algorithms.doctor.findings import Finding, Rules, Signals
+
+LOOKS = 3
+"""Looks of the doctor that must agree."""
+EARLY = 0.05
+"""Fraction of the run before which nothing is concluded from what is absent."""
+LONG_EPISODE = 50
+SAME_LENGTH = 0.3
+"""Share of terminated episodes with the largest length: chance gives a few per cent."""
+SHORTER = 0.7
+EXCEPTION = 6.0
+"""Robust standard deviations by which a broken environment differs from the others, as a median."""
+FAR_SIGHT = 10.0
+FELL = 0.5
+NOTHING = 0.4
+"""Fraction of the run after which no gain at all is a finding."""
+
+
+def no_reward(signals: Signals) -> Finding | None:
+    """Every reward so far was 0."""
+    rewards = signals.known("rollout_reward")
+    nonzero = signals.known("doctor/reward_nonzero")
+    returns = signals.known("rollout_return")
+    if signals.fraction < EARLY or not len(returns) or np.any(rewards) or np.any(nonzero) or np.any(returns):
+        return None
+    return Finding(
+        "no_reward",
+        "No reward so far",
+        (signals.evidence("rollout_reward", 0.0, 0.0),),
+        f"All rewards of {int(signals.steps[-1]):,} steps were 0, so no action is better than another.",
+        advice="reward progress on the way to the goal, start nearer to it, or explore by curiosity: "
+        "--algorithm.extensions '[{kind: rnd}]'",
+    )
+
+
+def constant_reward(signals: Signals) -> Finding | None:
+    """Every step is rewarded alike, and no episode terminates."""
+    low = signals.known("doctor/reward_min")
+    high = signals.known("doctor/reward_max")
+    terminated = signals.known("terminated_rate")
+    if signals.fraction < 2 * EARLY or len(low) < LOOKS or not len(terminated) or terminated.any():
+        return None
+    if np.ptp(np.concatenate([low, high])) > 0 or low[0] == 0:
+        return None
+    return Finding(
+        "constant_reward",
+        "The reward depends on nothing",
+        (signals.evidence("doctor/reward_max", high[-1], low[-1]), signals.evidence("terminated_rate", 0.0, 0.0)),
+        f"Every step was rewarded with {low[0]:g} and no episode terminated, so all policies earn the same.",
+        advice="check the reward function of the environment",
+    )
+
+
+def blind(signals: Signals) -> Finding | None:
+    """No component of the observations varies."""
+    constant = signals.recent("doctor/obs_constant", LOOKS)
+    length = signals.known("length")
+    one_step = len(length) > 0 and length.max() <= 1
+    if not len(constant) or constant.min() < 1.0 or one_step or _self_play(signals):
+        return None
+    return Finding(
+        "blind",
+        "Observations never change",
+        (signals.evidence("doctor/obs_constant", constant[-1], 1.0),),
+        "All components were constant over whole rollouts, so the policy cannot tell states apart.",
+        advice="check what the environment returns as observation: canter check",
+    )
+
+
+def broken_env(signals: Signals) -> Finding | None:
+    """One environment is rewarded unlike all others, at every look."""
+    looks = 2 * LOOKS
+    worst = signals.recent("doctor/env_worst", looks)
+    distance = signals.recent("doctor/env_distance", looks)
+    if not len(worst) or np.ptp(worst) > 0 or distance.min() < 4.0 or np.median(distance) < EXCEPTION:
+        return None
+    return Finding(
+        "broken_env",
+        f"Environment {int(worst[-1])} differs from all others",
+        (signals.evidence("doctor/env_distance", float(np.median(distance)), EXCEPTION),),
+        f"Its mean reward was the farthest from the median at each of {looks} looks, by that many robust standard "
+        "deviations.",
+        advice=f"step environment {int(worst[-1])} alone and compare",
+    )
+
+
+def deadline_terminates(signals: Signals) -> Finding | None:
+    """Episodes terminate at one length, which is a time limit."""
+    share = signals.recent("doctor/longest_share", LOOKS)
+    longest = signals.recent("doctor/longest", LOOKS)
+    if not len(share) or share.min() < SAME_LENGTH or longest.min() < LONG_EPISODE or np.ptp(longest) > 0:
+        return None
+    if signals.setting("env.finite_horizon"):
+        return None
+    return Finding(
+        "deadline_terminates",
+        "A time limit is reported as a termination",
+        (signals.evidence("doctor/longest_share", share[-1], SAME_LENGTH),),
+        f"That share of terminated episodes has exactly {int(longest[-1])} steps, and the critic learns that nothing "
+        "follows.",
+        advice="report `truncated` in place of `terminated` at the time limit; if the deadline is part of the task and "
+        "the observation has the time: --env.finite-horizon true",
+    )
+
+
+def final_obs(signals: Signals) -> Finding | None:
+    """The last observation of truncated episodes is that of the next one."""
+    lost = signals.known("doctor/final_is_reset")
+    lost = lost[lost > 0]
+    if len(lost) < 2 or lost[-2:].min() < 0.9 or signals.known("doctor/obs_constant")[-1] == 1.0:
+        return None
+    return Finding(
+        "final_obs",
+        "Final observations are lost",
+        (signals.evidence("doctor/final_is_reset", lost[-1], 0.9),),
+        "At truncations the final observation is the first of the next episode, so the wrong value is bootstrapped.",
+        advice="let the environment return the observation before the reset as `final_obs`",
+    )
+
+
+def dying_pays(signals: Signals) -> Finding | None:
+    """Episodes get shorter while the negative return rises."""
+    lengths = signals.known("rollout_length")
+    rewards = signals.known("rollout_reward")
+    terminated = signals.known("terminated_rate")
+    if len(lengths) < 8 or signals.setting("success.ending") in ("terminated", "any") or _self_play(signals):
+        return None
+    now = float(np.median(lengths[-4:]))
+    ends = terminated.min() >= 0.95
+    better = signals.current_gain > 0 and rewards[-1] < 0
+    if not ends or not better or now > SHORTER * lengths[0] or now < 1.5:
+        return None
+    return Finding(
+        "dying_pays",
+        "Ending the episode pays",
+        (
+            signals.evidence("rollout_length", now, SHORTER * float(lengths[0])),
+            signals.evidence("rollout_reward", rewards[-1], 0.0),
+        ),
+        "Steps cost on average and episodes get shorter: the policy learns to end them. If that is the goal, set "
+        "success.ending=terminated.",
+        advice="check the sign of the reward, or reward every step in which nothing has failed",
+    )
+
+
+def short_discount(signals: Signals) -> Finding | None:
+    """The discount forgets most of an episode."""
+    gamma = signals.number("algorithm.gamma")
+    lengths = signals.known("length")
+    if not gamma <= 0.8 or signals.setting("algorithm.objective") == "average" or signals.solved or not len(lengths):
+        return None
+    sight = 1.0 / (1.0 - gamma)
+    if signals.fraction < EARLY or lengths[-1] < FAR_SIGHT * sight:
+        return None
+    return Finding(
+        "short_discount",
+        "The discount is short",
+        (signals.evidence("length", lengths[-1], FAR_SIGHT * sight),),
+        f"gamma={gamma:g} looks {sight:.2g} steps ahead, and later consequences of an action count for nothing.",
+        {"algorithm.gamma": 0.99},
+    )
+
+
+def fell(signals: Signals) -> Finding | None:
+    """The return fell far below its best, for a tenth of the run."""
+    returns = signals.known("return", since=max(signals.fraction - 0.1, 0.0))
+    best = signals.known("return")
+    if signals.fraction < 0.2 or len(returns) < 4 or signals.gain(float(best.max())) < LEARNED_BEFORE or signals.solved:
+        return None
+    limit = best[0] + FELL * (best.max() - best[0])
+    if returns.max() > limit:
+        return None
+    step = signals.steps[int(np.nanargmax(signals.column("return")))]
+    return Finding(
+        "fell",
+        "The return fell after its best",
+        (signals.evidence("return", returns[-1], limit), signals.evidence("return", best.max(), limit, step)),
+        "Late updates destroyed what was learned; the best policy is kept.",
+        {
+            "algorithm.optimizer.learning_rate.kind": "linear",
+            "algorithm.optimizer.learning_rate.start": signals.number("algorithm.optimizer.learning_rate"),
+        },
+    )
+
+
+LEARNED_BEFORE = 5.0
+"""Gain of the best return, in standard deviations of untrained episodes, from which it may fall."""
+
+
+def nothing_learned(signals: Signals) -> Finding | None:
+    """The return is still that of the untrained policy, and no rule tells why."""
+    if signals.fraction < NOTHING or signals.start is None or signals.solved or signals.current_gain > 0.5:
+        return None
+    if _self_play(signals) or signals.setting("until.mean_return") is not None:
+        return None
+    returns = signals.known("return")
+    return Finding(
+        "nothing_learned",
+        "Nothing is learned",
+        (signals.evidence("return", returns[-1], signals.start[0] + 0.5 * signals.start[1]),),
+        "The return is within half a standard deviation of the untrained policy's.",
+        advice="in this order: canter check, a reward that shows partial success, scales, a larger learning rate",
+    )
+
+
+def eval_differs(signals: Signals) -> Finding | None:
+    """Evaluations without noise earn far less than training."""
+    evaluations = signals.recent("eval/return", 2)
+    returns = signals.known("return")
+    if not len(evaluations) or signals.current_gain < LEARNED_BEFORE or signals.start is None:
+        return None
+    limit = signals.start[0] + 0.3 * (returns[-1] - signals.start[0])
+    if evaluations.max() > limit:
+        return None
+    return Finding(
+        "eval_differs",
+        "Evaluations are far worse than training",
+        (signals.evidence("eval/return", evaluations[-1], limit),),
+        "Either the noise is a part of the solution, or the policy sees other statistics when it is evaluated.",
+        advice="compare `canter eval RUN --stochastic` with `canter eval RUN`; if the noise matters, let the std fall",
+    )
+
+
+def _self_play(signals: Signals) -> bool:
+    return any(key.startswith("self_play.") for key in signals.settings)
+
+
+TASK_RULES = Rules(
+    environment=(
+        no_reward,
+        constant_reward,
+        blind,
+        broken_env,
+        deadline_terminates,
+        final_obs,
+        dying_pays,
+    ),
+    settings=(short_discount,),
+    symptoms=(eval_differs, fell, nothing_learned),
+)
