@@ -20,6 +20,7 @@ LAST_LINES = {
     "self_play": r"all of them +rock 0\.[23]\d  paper 0\.[234]\d  scissors 0\.[234]\d",
     "queue_network": r"cost per unit of time: [23]\.\d+ \+- 0\.\d+",
     "export_onnx": r"cartpole\.onnx: at most \de[+-]\d+ from the policy; return \d+",
+    "policy_to_c": r"cartpole\.h, cartpole\.npz, cartpole\.yaml; return [2-5]\d\d",
     "control_loop": r"balanced for \d+ steps, \d+ microseconds each",
 }
 """The last line that each example prints after it has learned."""
@@ -34,6 +35,18 @@ def test_an_example_runs_from_an_empty_folder(name, tmp_path):
     )
     assert ran.returncode == 0, ran.stderr
     assert re.fullmatch(LAST_LINES[name], ran.stdout.splitlines()[-1]), ran.stdout
+
+
+@pytest.mark.long
+def test_the_control_loop_in_c_balances_the_pole(tmp_path):
+    for command in (
+        [sys.executable, EXAMPLES / "policy_to_c.py"],
+        ["gcc", "-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-I.", EXAMPLES / "policy.c", "-o", "loop", "-lm"],
+        ["./loop"],
+    ):
+        ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+        assert ran.returncode == 0, ran.stderr
+    assert int(re.search(r"balanced for (\d+) of 500 steps", ran.stdout)[1]) > 200
 
 
 @pytest.mark.filterwarnings("default")  # as in a notebook

@@ -1,4 +1,4 @@
-"""Export of policies to files that run without Canter: ONNX and `torch.export`.
+"""Export of policies to files that run without Canter: ONNX, `torch.export`, C and NumPy.
 
 The deterministic policy is exported, from raw observations to the action that the environment
 receives: normalizers, networks, recurrent state, action masks and the mapping to the action bounds.
@@ -31,29 +31,25 @@ from torch.export import Dim, ExportedProgram
 
 from canter.core.machine import describe_versions
 from canter.core.plain import to_plain
-from canter.core.registry import UserError, nearest
+from canter.core.registry import nearest
 from canter.core.specs import ACTION_MASK, Env
 from canter.core.storage.validity import spec_to_plain
 from canter.core.struct import Obs, State, tree_leaves, tree_map
 from canter.nn.actor_critic import Policy
 from canter.nn.network import Network
+from canter.play.c_header import write_header
+from canter.play.c_library import load_header
 from canter.play.contract import describe_contract, write_contract
 from canter.play.player import Player
+from canter.play.program import Exported, ExportError, Inputs, Weights, load_numpy, make_program, quantize_, write_numpy
 
-Format = Literal["onnx", "torch"]
-SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2"}
+Format = Literal["onnx", "torch", "c", "numpy"]
+SUFFIXES: dict[Format, str] = {"onnx": ".onnx", "torch": ".pt2", "c": ".h", "numpy": ".npz"}
 """File suffix of each format."""
 TOLERANCE = 1e-5
 """Largest allowed difference between file and policy, relative to the largest number if above 1."""
 BATCH = "batch"
 """Name of the first axis of every input and output."""
-
-Inputs = tuple[Obs, State]
-"""Inputs of the exported function: observation groups and recurrent state, all `[B, ...]`."""
-
-
-class ExportError(UserError):
-    """A policy that cannot be exported, or a file that does not reproduce the policy."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +79,9 @@ class ExportResult:
     """Number of observations on which file and policy were compared."""
     max_difference: float
     """Largest absolute difference in actions and recurrent state."""
+    quantization_error: float | None = None
+    """Largest absolute difference in actions between weights of 8 bits, which the file has, and the
+    policy's; None for the policy's weights."""
 
 
 def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
@@ -95,14 +94,18 @@ def collect_inputs(policy: Policy, env: Env, count: int, seed: int) -> Inputs:
     return tree_map(lambda *parts: torch.cat(parts)[:count], *samples)
 
 
-def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, state: State = ()) -> ExportResult:
+def export_policy(
+    policy: Policy, path: str | Path, format: Format, obs: Obs, state: State = (), *, weights: Weights = "float32"
+) -> ExportResult:
     """Write a policy to a new file and verify it on real `obs` `[M, ...]`.
 
     A recurrent policy also needs `state`. The inputs of an ONNX file are the observation groups and
     the parts of the recurrent state by name; its metadata has the content of the JSON file under
     `canter`. A torch file is called as `torch.export.load(path).module()(obs)` and returns the
     action; `obs` is a tensor if there is one group, else a dict. For a recurrent policy it is
-    called with `(obs, state)` and returns action and next state. Both take batches of any size.
+    called with `(obs, state)` and returns action and next state. Both take batches of any size. A C
+    header and a NumPy file (`canter.runtime`) act for one robot and keep the state themselves; a
+    header may have `weights` of 8 bits.
     """
     path = Path(path)
     report = path.with_name(f"{path.name}.json")
@@ -110,23 +113,27 @@ def export_policy(policy: Policy, path: str | Path, format: Format, obs: Obs, st
     for file in (path, report):
         if file.exists():
             raise ExportError(f"{file} already exists; remove it or export to another name")
+    if weights == "int8" and format != "c":
+        raise ExportError(f"weights of int8 are for a C header, not for {format}")
     function = _Function(policy)
     inputs = function.select(obs, state)
     if _batch_size(inputs) < 2:  # torch would treat an axis of length 1 as constant
         raise ExportError(f"{_batch_size(inputs)} observations are too few to export with; at least 2 are needed")
+    error = _quantize(function, inputs) if weights == "int8" else None
+    contract = describe_contract(function.policy, inputs[0])
     write, read = _FORMATS[format]
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, _quiet():
         scratch = Path(folder) / path.name  # the same name, as it becomes part of a torch file
         about = {"format": format, "versions": describe_versions(), **_describe(function, inputs)}
-        write(function, inputs, scratch, about)
-        difference = _verify(function, read(scratch), inputs)
-        contract = describe_contract(function.policy, inputs[0])
+        write(_Draft(function, inputs, scratch, about, contract, contract_path.name, weights))
+        difference = _verify(function, read(scratch, contract), inputs)
         result = ExportResult(
             path=path.name,
             contract=contract_path.name,
             observations=_batch_size(inputs),
             max_difference=difference,
+            quantization_error=error,
             **about,
         )
         report_scratch = Path(folder) / report.name
@@ -172,11 +179,27 @@ class _Function(nn.Module):
         return (action, state) if tree_leaves(state) else action
 
 
-Exported = Callable[[Inputs], list[Tensor]]
-"""A loaded file: inputs -> the action and the parts of the next recurrent state."""
+@dataclass(frozen=True)
+class _Draft:
+    """Everything that a format may write to its file."""
+
+    function: _Function
+    inputs: Inputs
+    path: Path
+    about: dict[str, Any]
+    contract: dict[str, Any]
+    contract_name: str
+    weights: Weights
 
 
-def _call_arguments(inputs: Inputs) -> tuple[Any, ...]:
+def _quantize(function: _Function, inputs: Inputs) -> float:
+    """Round the function's weights to 8 bits; return the largest difference of its actions."""
+    before = tree_leaves(function(*inputs))[0]
+    quantize_(function.actor)
+    return float((tree_leaves(function(*inputs))[0] - before).abs().max())
+
+
+def call_arguments(inputs: Inputs) -> tuple[Any, ...]:
     """Return the arguments of a torch file."""
     obs, state = inputs
     if tree_leaves(state):
@@ -192,19 +215,20 @@ def _trace(function: nn.Module, inputs: Any) -> ExportedProgram:
     return torch.export.export(function, tree_map(lambda leaf: leaf[:2], inputs), dynamic_shapes=shapes)
 
 
-def _write_torch(function: _Function, inputs: Inputs, path: Path, about: dict[str, Any]) -> None:
-    torch.export.save(_trace(function, _call_arguments(inputs)), path, extra_files={"canter.json": json.dumps(about)})
+def _write_torch(draft: _Draft) -> None:
+    program = _trace(draft.function, call_arguments(draft.inputs))
+    torch.export.save(program, draft.path, extra_files={"canter.json": json.dumps(draft.about)})
 
 
-def _write_onnx(function: _Function, inputs: Inputs, path: Path, about: dict[str, Any]) -> None:
+def _write_onnx(draft: _Draft) -> None:
     try:
         import onnxruntime as onnxruntime
         import onnxscript as onnxscript
     except ImportError as error:
         raise ImportError(f'ONNX needs further packages: pip install "canter[onnx]" ({error})') from error
-    names, names_out = _names(inputs)
+    names, names_out = _names(draft.inputs)
     written = torch.onnx.export(
-        _trace(function, inputs),
+        _trace(draft.function, draft.inputs),
         input_names=names,
         output_names=names_out,
         # The program has these shapes already; this names the axis.
@@ -212,11 +236,20 @@ def _write_onnx(function: _Function, inputs: Inputs, path: Path, about: dict[str
         verbose=False,
     )
     assert written is not None
-    written.model.metadata_props["canter"] = json.dumps(about)
-    written.save(path, external_data=False)
+    written.model.metadata_props["canter"] = json.dumps(draft.about)
+    written.save(draft.path, external_data=False)
 
 
-def _read_onnx(path: Path) -> Exported:
+def _write_c(draft: _Draft) -> None:
+    program = make_program(draft.function.policy)
+    draft.path.write_text(write_header(program, draft.contract, draft.contract_name, draft.weights))
+
+
+def _write_numpy(draft: _Draft) -> None:
+    write_numpy(make_program(draft.function.policy), draft.contract, draft.path)
+
+
+def _read_onnx(path: Path, contract: dict[str, Any]) -> Exported:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -229,15 +262,16 @@ def _read_onnx(path: Path) -> Exported:
     return run
 
 
-def _read_torch(path: Path) -> Exported:
+def _read_torch(path: Path, contract: dict[str, Any]) -> Exported:
     module = torch.export.load(path).module()
-    return lambda inputs: tree_leaves(module(*_call_arguments(inputs)))
+    return lambda inputs: tree_leaves(module(*call_arguments(inputs)))
 
 
-_Write = Callable[[_Function, Inputs, Path, dict[str, Any]], None]
-_FORMATS: dict[Format, tuple[_Write, Callable[[Path], Exported]]] = {
+_FORMATS: dict[Format, tuple[Callable[[_Draft], None], Callable[[Path, dict[str, Any]], Exported]]] = {
     "onnx": (_write_onnx, _read_onnx),
     "torch": (_write_torch, _read_torch),
+    "c": (_write_c, load_header),
+    "numpy": (_write_numpy, load_numpy),
 }
 """Writer and reader of each format."""
 

@@ -1,6 +1,7 @@
 """`canter play`, `canter eval` and `canter export`."""
 
 import json
+import re
 import shutil
 
 import gymnasium
@@ -180,7 +181,12 @@ def test_the_reward_per_step_of_an_endless_task_is_printed(tmp_path, say):
         (["play", "first", "--override-std", "0.1"], "Categorical has none"),
         (["play", "first", "--video", "a.mp4"], "tensor:cartpole cannot be rendered; Gymnasium environments can"),
         (["play", "first", "--env", "CartPole-v1", "--video", "a.avi"], "a video file ends in .mp4 or .gif"),
-        (["export", "first", "--output", "a.bin"], "--output a.bin: must end in .onnx or .pt2 or .pt or .pth"),
+        (
+            ["export", "first", "--output", "a.bin"],
+            "must end in .onnx or .pt2 or .h or .npz or .pt or .pth",
+        ),
+        (["export", "first", "--output", "a.h", "--to", "c"], "--output a.h and --to c: pass only one of them"),
+        (["export", "first", "--int8"], "--int8 is for a C header alone: --to c, not onnx,torch"),
         (["export", "first", "--output", "old.onnx"], "old.onnx already exists"),
         (["play", "first", "--viewer", "viser"], "--viewer viser shows only environments of mjlab (mjlab:TASK)"),
         (["play", "first", "--viewer", "vizer"], "argument --viewer: unknown name 'vizer'"),
@@ -295,3 +301,11 @@ def test_an_export_is_verified_and_says_how_well_it_fits(run, say):
     got = onnxruntime.InferenceSession(folder / "best.onnx").run(["action"], {"policy": obs.numpy()})[0]
     assert got.tolist() == expected.tolist()
     assert json.loads((folder / "best.pt2.json").read_text())["observations"] == 40
+
+
+def test_an_export_to_c_and_numpy_is_measured(run, say, tmp_path):
+    out = say("export", "first", "--observations", 40, "--output", tmp_path / "a.npz", "--bench").out
+    assert "a.npz: the same actions on 40 observations" in out and "a.yaml: what the numbers mean" in out
+    assert re.search(r"numpy  p50 +\d+\.\d us   p99 +\d+\.\d us", out)
+    out = say("export", "first", "--observations", 40, "--output", tmp_path / "b.h", "--int8").out
+    assert re.search(r"b.h: weights of 8 bits change actions by at most [01]\n", out)

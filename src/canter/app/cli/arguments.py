@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from canter.app.cli.parser import Argument, SettingFlags, console_kind, log_names, whole_number
+from canter.app.cli.parser import (
+    Argument,
+    SettingFlags,
+    console_kind,
+    export_formats,
+    log_names,
+    positive_int,
+    whole_number,
+)
 from canter.runs.records import RUNS
 
 
@@ -96,3 +104,29 @@ Every setting is a flag by its path, and keys of a file are the same paths:
 
 `canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
 Later sources win: defaults < preset < file < flags."""
+
+EXPORT_OBSERVATIONS = 1000
+EXPORT_ARGUMENTS = (
+    Argument(
+        "--to",
+        "formats of the files in the run's exports folder: onnx, torch, c, numpy (default onnx,torch)",
+        "FORMATS",
+        export_formats,
+    ),
+    Argument(
+        "--output",
+        "one new file, .onnx, .pt2, .h or .npz, instead of --to; or .pt for scripts of RSL-RL, .pth for those of "
+        "rl_games",
+        "FILE",
+        Path,
+    ),
+    Argument("--int8", "C header with weights of 8 bits; prints how much its actions differ"),
+    Argument("--bench", "measure one step of each file on one core of this machine"),
+    Argument(
+        "--observations",
+        f"real observations to compare on (default {EXPORT_OBSERVATIONS})",
+        "N",
+        positive_int,
+        EXPORT_OBSERVATIONS,
+    ),
+)

@@ -11,6 +11,7 @@ from canter.app.cli.arguments import (
     CONFIG_EPILOG,
     CONFIG_FLAGS,
     ENV,
+    EXPORT_ARGUMENTS,
     IMPORT_ARGUMENTS,
     OUTPUT_ARGUMENTS,
     RUN,
@@ -34,7 +35,6 @@ EVAL_EPISODES = 100
 EVAL_MAX_STEPS = 1_000_000
 PLAY_MAX_STEPS = 10_000
 """Steps that `canter play` plays by default; some tasks never end."""
-EXPORT_OBSERVATIONS = 1000
 DEMO = RUNS / "demo"
 DEMO_SECONDS = 10.0
 
@@ -237,27 +237,13 @@ Without ranges the algorithm's own are searched. The winner is best.yaml: canter
     ),
     "export": Command(
         "policies:export_command",
-        "Write a policy as ONNX and torch.export files that run without Canter.",
-        "RUN [--output FILE] [--observations N] [--policy NAME] [--env ID] [--env.KEY VALUE ...]",
-        (
-            *POLICY_ARGUMENTS,
-            Argument(
-                "--output",
-                "one new file, .onnx or .pt2, by default one of each in the run's exports folder; or .pt for scripts "
-                "of RSL-RL, .pth for those of rl_games",
-                "FILE",
-                Path,
-            ),
-            Argument(
-                "--observations",
-                f"real observations to compare on (default {EXPORT_OBSERVATIONS})",
-                "N",
-                positive_int,
-                EXPORT_OBSERVATIONS,
-            ),
-        ),
-        description="Write a policy as ONNX and torch.export files that run without Canter. Each file is run on real\n"
-        "observations and kept only if its actions equal the policy's.",
+        "Write a policy as ONNX, torch.export, C or NumPy files that run without Canter.",
+        "RUN [--to FORMATS] [--output FILE] [--int8] [--bench] [--observations N] [--policy NAME] [--env ID] "
+        "[--env.KEY VALUE ...]",
+        (*POLICY_ARGUMENTS, *EXPORT_ARGUMENTS),
+        description="Write a policy as ONNX, torch.export, C or NumPy files that run without Canter. Each file is run\n"
+        "on real observations and kept only if its actions equal the policy's. The policy's contract, a YAML file,\n"
+        "says what the numbers mean.",
         epilog=POLICY_EPILOG,
         settings=SettingFlags(ENV_FLAG, section="env."),
     ),

@@ -297,6 +297,13 @@ def log_names(text: str) -> list[str]:
     return [one_of(*LOGS)(name) for name in text.split(",")]
 
 
+def export_formats(text: str) -> list[str]:
+    """Convert the text of `--to` of `canter export`."""
+    from canter.play.export import SUFFIXES
+
+    return [one_of(*SUFFIXES)(name) for name in text.split(",")]
+
+
 def viewer_name(text: str) -> str:
     """Convert the text of `--viewer`."""
     from canter.play.video import VIEWERS

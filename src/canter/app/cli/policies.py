@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import sys
 from contextlib import nullcontext
@@ -16,14 +17,19 @@ from canter.app.cli.parser import UsageError
 from canter.app.experiments.folders import stored_config
 from canter.compat import export_run
 from canter.compat.runs import FORMS
+from canter.core.interface import Interface
+from canter.core.specs import ACTION_MASK
 from canter.core.storage.files import replace_file
 from canter.envs import EnvConfig
 from canter.envs.robots import mjlab
+from canter.nn.actor_critic import Policy
 from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
+from canter.play.latency import measure_latency
 from canter.play.player import FixedStd, Player, PlayResult, players
+from canter.play.program import Inputs
 from canter.play.video import (
     VIEWER_HINT,
     Recorder,
@@ -229,8 +235,10 @@ def print_games(games: PlayResult) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> None:
-    """Write a policy as ONNX and torch.export files that run without Canter."""
+    """Write a policy as files that run without Canter, verify them, and measure their speed."""
     output: Path | None = arguments.output
+    if output is not None and arguments.to is not None:
+        raise UsageError(f"--output {output} and --to {','.join(arguments.to)}: pass only one of them")
     suffixes = (*SUFFIXES.values(), *FORMS)
     if output is not None and output.suffix not in suffixes:
         raise UsageError(f"--output {output}: must end in {' or '.join(suffixes)}")
@@ -245,13 +253,41 @@ def export_command(arguments: argparse.Namespace) -> None:
         print(f"Exporting {opened.source}, tried in {opened.env_text}")
         inputs = collect_inputs(opened.policy, opened.env, arguments.observations, opened.eval_seed)
         metadata = mjlab.onnx_metadata(opened.env, str(opened.run or opened.source))
-    for format, path in export_files(opened, output).items():
-        result = export_policy(opened.policy, path, format, *inputs)
+    policy = with_interface(opened.policy, opened.env.spec.interface)
+    files = export_files(opened, output, arguments.to or ["onnx", "torch"], "-int8" if arguments.int8 else "")
+    if arguments.int8 and [*files] != ["c"]:
+        raise UsageError(f"--int8 is for a C header alone: --to c, not {','.join(files)}")
+    for format, path in files.items():
+        result = export_policy(policy, path, format, *inputs, weights="int8" if arguments.int8 else "float32")
         tried = f"{result.observations:,} observations, largest difference {result.max_difference:.1e}"
         print(f"{path}: the same actions on {tried}")
+        if result.quantization_error is not None:
+            print(f"{path}: weights of 8 bits change actions by at most {result.quantization_error:.2g}")
         if metadata and format == "onnx":
             mjlab.attach_metadata(str(path), metadata)
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
+    print(f"{next(iter(files.values())).with_suffix('.yaml')}: what the numbers mean")
+    if arguments.bench:
+        print_latency(files, opened.policy, inputs)
+
+
+def with_interface(policy: Policy, interface: Interface) -> Policy:
+    """Return the policy with the environment's declarations, if its file has none."""
+    if policy.spec.interface != Interface():
+        return policy
+    declared = copy.copy(policy)
+    declared.spec = replace(policy.spec, interface=interface)
+    return declared
+
+
+def print_latency(files: dict[Format, Path], policy: Policy, inputs: Inputs) -> None:
+    """Print the time of one step of each file."""
+    obs, state = inputs
+    groups = (*policy.actor.network.groups, *[ACTION_MASK] * policy.actor.masked)
+    print("One step, batch 1, one core:")
+    for format, path in files.items():
+        p50, p99 = measure_latency(path, ({name: obs[name] for name in groups}, state))
+        print(f"  {format:6} p50 {1e6 * p50:7.1f} us   p99 {1e6 * p99:7.1f} us")
 
 
 def export_for_source_library(opened: OpenPolicy, output: Path) -> None:
@@ -262,9 +298,9 @@ def export_for_source_library(opened: OpenPolicy, output: Path) -> None:
     print(f"{output}: {opened.source} of iteration {iteration}, in the layout of {FORMS[output.suffix]}")
 
 
-def export_files(opened: OpenPolicy, output: Path | None) -> dict[Format, Path]:
+def export_files(opened: OpenPolicy, output: Path | None, formats: list[Format], ending: str) -> dict[Format, Path]:
     """Return the files to write by format: `output`, or the defaults in the run's folder."""
     if output is not None:
         return {format: output for format, suffix in SUFFIXES.items() if suffix == output.suffix}
     folder = opened.source.parent if opened.run is None else opened.run / "exports"
-    return {format: folder / f"{opened.source.stem}{suffix}" for format, suffix in SUFFIXES.items()}
+    return {format: folder / f"{opened.source.stem}{ending}{SUFFIXES[format]}" for format in formats}
