@@ -112,7 +112,8 @@ def verify(folder: Path) -> None:
 def load(living: Any, path: Path) -> None:
     if hasattr(living, "_raw_actor"):
         tree = torch.load(path, weights_only=True)
-        living.load(tree, None, strict=True)
+        with torch.inference_mode():  # in which the statistics of its bonuses were made
+            living.load(tree, None, strict=True)
     else:
         living.restore(str(path))
 

@@ -107,7 +107,7 @@ def test_parts_of_a_file_and_signatures_of_all_generations(tmp_path):
     infos = other.load(str(tmp_path / "a.pt"), load_cfg={"actor": True}, strict=True, map_location="cpu")
     assert infos == {"curriculum": 3} and other.current_learning_iteration == 0
     assert all(torch.equal(p, before[name]) for name, p in other.alg.critic.named_parameters())
-    assert torch.equal(other.alg.actor.head.mean.weight, runner.alg.actor.head.mean.weight)
+    assert torch.equal(other.alg.actor.network.head.mean.weight, runner.alg.actor.network.head.mean.weight)
     other.load(str(tmp_path / "a.pt"), False)
     assert other.current_learning_iteration == 1 and other.alg.learning_rate == pytest.approx(1e-3)
     other.load(str(tmp_path / "a.pt"), load_optimizer=True)
@@ -137,6 +137,30 @@ def test_what_subclasses_of_mjlab_touch(tmp_path):
     obs = torch.randn(3, OBS)
     exported = runner.alg.actor_critic.actor(runner.alg.policy.actor_obs_normalizer(obs))
     torch.testing.assert_close(exported, runner.get_inference_policy()(obs), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_actor_and_critic_are_called_with_observations(recurrent):
+    memory = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 4, "rnn_num_layers": 1}
+    own = (
+        {f"{part}__{key}": value for part in ("actor", "critic") for key, value in memory.items()} if recurrent else {}
+    )
+    runner = OnPolicyRunner(Robots(), settings(**own), device="cpu")
+    runner.learn(1)
+    actor, critic, ppo = runner.alg.actor, runner.alg.critic, runner.alg.ppo
+    obs = runner.env.get_observations()
+    groups = runner.adapter.groups(obs)
+    actor.reset()
+    first, value = actor(obs), critic(obs)
+    assert value.shape == (len(first), 1) and actor.is_recurrent == critic.is_recurrent == recurrent
+    torch.testing.assert_close(
+        first, ppo.policy.act(groups, ppo.policy.initial_state(len(first)), deterministic=True)[0]
+    )
+    torch.testing.assert_close(value[:, 0], ppo.critic.value(groups, ppo.critic.initial_state(len(first)))[0])
+    assert torch.equal(critic(obs), value) != recurrent, "the state is kept between calls"
+    critic.reset()
+    assert torch.equal(critic(obs), value)
+    assert not torch.equal(actor(obs, stochastic_output=True), first)
 
 
 def scalars(folder):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from torch import nn
 
@@ -14,16 +14,16 @@ from canter.nn.network import Network
 from canter.nn.rnn import RNN
 
 
-def _is_recurrent(network: Network, setting: Callable[[RNN], bool]) -> bool:
-    return isinstance(network.memory, RNN) and setting(network.memory)
+def _has_norm(part: nn.Module) -> bool:
+    return any(isinstance(layer, nn.LayerNorm) for layer in part.modules())
 
 
 FEATURES: dict[str, Callable[[Network], bool]] = {
     "d2rl=true": lambda network: isinstance(network.hidden, D2RL),
-    "layer_norm=true": lambda network: any(isinstance(layer, nn.LayerNorm) for layer in network.hidden.modules()),
-    "rnn.position=after_mlp": lambda network: _is_recurrent(network, lambda rnn: not network.rnn_first),
-    "rnn.layer_norm=true": lambda network: _is_recurrent(network, lambda rnn: isinstance(rnn.norm, nn.LayerNorm)),
-    "rnn.concat_input=true": lambda network: _is_recurrent(network, lambda rnn: network.concat_input),
+    "layer_norm=true": lambda network: _has_norm(network.hidden),
+    "rnn.position=after_mlp": lambda network: not network.rnn_first,
+    "rnn.layer_norm=true": lambda network: _has_norm(network.memory),
+    "rnn.concat_input=true": lambda network: network.concat_input,
 }
 """Settings of a network that change the layers of a file."""
 RL_GAMES = ("d2rl=true", "layer_norm=true")
@@ -35,10 +35,9 @@ def check_rl_games(ppo: PPO) -> None:
     _check_features(ppo, RL_GAMES, "rl_games")
     if isinstance(ppo.policy.distribution, Beta):
         raise ConfigError("model.distribution=beta: rl_games' policies are Gaussian, tanh-Gaussian or discrete")
-    networks = _standard(ppo)
-    apart = not ppo.model.shared_trunk and ppo.config.central_value is None and len(networks) == 2
-    shapes = [[parameter.shape for parameter in network.parameters()] for _, network in networks]
-    if apart and shapes[0] != shapes[1]:
+    apart = not ppo.model.shared_trunk and ppo.config.central_value is None
+    shapes = [[parameter.shape for parameter in network.parameters()] for network in _standard(ppo).values()]
+    if apart and shapes[:1] != shapes[1:]:
         raise ConfigError(
             "model.critic: rl_games' separate critic reads the policy's observations through the same layers; "
             "leave model.critic out, or train with algorithm.central_value"
@@ -50,15 +49,15 @@ def check_rsl_rl(ppo: PPO, generation: int) -> None:
     library = f"RSL-RL {generation}.x"
     if ppo.model.shared_trunk:
         raise ConfigError("RSL-RL has two networks: train with algorithm.model.shared_trunk=false to export its file")
-    _check_features(ppo, tuple(FEATURES), library)
+    _check_features(ppo, FEATURES, library)
     if isinstance(ppo.policy.distribution, Beta) and generation < 5:
         raise ConfigError(f"model.distribution=beta: {library} has Gaussian policies only; write settings of 5.x")
     if ppo.config.model.std.kind == "network" and generation < 3:
         raise ConfigError(
             f"model.std.kind=network: {library} has no std of the network; write settings of 3.x or later"
         )
-    cells = [_cells(network) for _, network in _standard(ppo)]
-    if generation <= 3 and len(cells) == 2 and cells[0] != cells[1]:
+    cells = [_cells(network) for network in _standard(ppo).values()]
+    if generation <= 3 and cells[:1] != cells[1:]:
         raise ConfigError(
             f"model.critic.rnn: {library} has the same recurrent layers in policy and critic; write settings of 5.x"
         )
@@ -70,17 +69,17 @@ def _cells(network: Network) -> tuple[bool, int, int] | None:
     return (rnn.is_lstm, rnn.hidden, len(rnn.cells)) if isinstance(rnn, RNN) else None
 
 
-def _standard(ppo: PPO) -> list[tuple[str, Network]]:
+def _standard(ppo: PPO) -> dict[str, Network]:
     """Return the networks that are no modules of the user's, by their settings' names."""
-    parts = (("policy", ppo.model.actor), ("critic", ppo.model.critic))
-    return [(role, part.network) for role, part in parts if isinstance(part.network, Network)]
+    parts = {"policy": ppo.model.actor.network, "critic": ppo.model.critic.network}
+    return {role: network for role, network in parts.items() if isinstance(network, Network)}
 
 
-def _check_features(ppo: PPO, features: tuple[str, ...], library: str) -> None:
-    for role, network in _standard(ppo):
-        for feature in features:
-            if FEATURES[feature](network):
-                raise ConfigError(
-                    f"model.{role}.{feature}: no file of {library} has such a network; leave it out, or train "
-                    "with canter train --config FILE, whose own checkpoints have any network"
-                )
+def _check_features(ppo: PPO, features: Iterable[str], library: str) -> None:
+    networks = _standard(ppo).items()
+    found = [f"{role}.{name}" for role, network in networks for name in features if FEATURES[name](network)]
+    if found:
+        raise ConfigError(
+            f"model.{found[0]}: no file of {library} has such a network; leave it out, or train with "
+            "canter train --config FILE, whose own checkpoints have any network"
+        )

@@ -106,11 +106,11 @@ def weights_in(tree: Mapping[str, Any], path: Path, own: Mapping[str, Tensor] = 
     names = [name for name in models if ".obs_normalizer." not in name and name not in own]
     weights = Weights(parameters={name: models[name] for name in names}, iteration=int(number(tree, "iter", 0)))
     weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer_state_dict"), names)
+    weights.buffers |= {name: x for name, x in models.items() if name in own}
     for role in ("actor", "critic"):
-        found = {name: models.get(f"{role}.obs_normalizer.{name}") for name in ("_mean", "_var", "count")}
-        weights.buffers |= {name: x for name, x in models.items() if name in own and name.startswith(f"{role}.")}
-        if found["_mean"] is not None and f"{role}.obs_normalizer._mean" not in own:
-            weights.statistics[role] = _statistics(found)
+        at = f"{role}.obs_normalizer."
+        if f"{at}_mean" in models and f"{at}_mean" not in own:
+            weights.statistics[role] = _statistics(models, at)
     if isinstance(tree.get("rnd_state_dict"), Mapping):
         _add_curiosity(weights, tree)
     for key, role in OLD_STATISTICS.items():
@@ -156,9 +156,7 @@ def _add_curiosity(weights: Weights, tree: Mapping[str, Any]) -> None:
     weights.moments |= moments
     for at, role in CURIOUS.items():
         if f"{at}._mean" in found:
-            weights.statistics[role] = _statistics(
-                {name: found.get(f"{at}.{name}") for name in ("_mean", "_var", "count")}
-            )
+            weights.statistics[role] = _statistics(found, f"{at}.")
 
 
 @torch.no_grad()
@@ -207,8 +205,8 @@ def _renamed(name: str) -> str:
     return name
 
 
-def _statistics(found: Mapping[str, Any]) -> Statistics:
-    mean, variance, count = found["_mean"], found["_var"], found.get("count")
+def _statistics(found: Mapping[str, Any], at: str = "") -> Statistics:
+    mean, variance, count = found[f"{at}_mean"], found[f"{at}_var"], found.get(f"{at}count")
     # Files before 2.1.1 do not count; as many samples as a long run has let the statistics stay where
     # they are.
     samples = float(count) if isinstance(count, Tensor | int | float) else 1e8

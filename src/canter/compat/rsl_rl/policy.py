@@ -16,36 +16,28 @@ from canter.compat.rsl_rl.exported import ExportedLSTM, ExportedPolicy, Exported
 from canter.compat.weights import network_of
 from canter.core.plain import ConfigError
 from canter.core.struct import Obs, State, tree_map
-from canter.nn.actor_critic import Policy
+from canter.nn.actor_critic import Policy, ValueFunction
 from canter.nn.heads import GaussianHead
 from canter.nn.normalizer import Normalizer
 from canter.nn.rnn import RNN
 
 
-class InferencePolicy(nn.Module):
-    """Maps observations to deterministic actions.
+class InferenceModel(nn.Module):
+    """A network that is called with observations; it keeps the recurrent state until `reset`."""
 
-    The recurrent state is kept between calls until `reset`.
-    """
-
-    def __init__(self, policy: Policy, groups: Callable[[Any], Obs]) -> None:
+    def __init__(self, model: Policy | ValueFunction, groups: Callable[[Any], Obs]) -> None:
         super().__init__()
-        self.policy = policy
         self.groups = groups
-        self.network = policy.actor
+        self.new_state = model.initial_state
         self.state: State | None = None
-        self.device: str | None = None
-        """Device of the actions; None for that of the networks."""
-        self.is_recurrent = policy.initial_state(1) != ()
+        self.is_recurrent = model.initial_state(1) != ()
 
-    @torch.no_grad()
-    def forward(self, obs: Any, *, stochastic_output: bool = False) -> Tensor:
-        """Return actions `[N, A]` for a TensorDict, a mapping of groups, or a single group."""
+    def read(self, obs: Any) -> tuple[Obs, State]:
+        """Return the groups of a TensorDict, a mapping or a single group, and the recurrent state."""
         groups = self.groups(obs)
         if self.state is None:
-            self.state = self.policy.initial_state(next(iter(groups.values())).shape[0])
-        action, self.state = self.policy.act(groups, self.state, deterministic=not stochastic_output)
-        return action if self.device is None else action.to(self.device)
+            self.state = self.new_state(next(iter(groups.values())).shape[0])
+        return groups, self.state
 
     def reset(self, dones: Tensor | None = None) -> None:
         """Reset the recurrent state, everywhere or where `dones` `[N]` is True."""
@@ -54,6 +46,37 @@ class InferencePolicy(nn.Module):
             return
         begins = dones.bool().reshape(-1)
         self.state = tree_map(lambda part: part.masked_fill(begins.to(part.device).unsqueeze(-1), 0.0), self.state)
+
+
+class InferenceCritic(InferenceModel):
+    """Maps observations to values `[N, 1]`, as `alg.critic` since 4.0."""
+
+    def __init__(self, critic: ValueFunction, groups: Callable[[Any], Obs]) -> None:
+        super().__init__(critic, groups)
+        self.critic = critic
+        self.network = critic.critic
+
+    def forward(self, obs: Any) -> Tensor:
+        """Return values `[N, 1]`."""
+        value, self.state = self.critic.value(*self.read(obs))
+        return value.unsqueeze(-1)
+
+
+class InferencePolicy(InferenceModel):
+    """Maps observations to deterministic actions."""
+
+    def __init__(self, policy: Policy, groups: Callable[[Any], Obs]) -> None:
+        super().__init__(policy, groups)
+        self.policy = policy
+        self.network = policy.actor
+        self.device: str | None = None
+        """Device of the actions; None for that of the networks."""
+
+    @torch.no_grad()
+    def forward(self, obs: Any, *, stochastic_output: bool = False) -> Tensor:
+        """Return actions `[N, A]`."""
+        action, self.state = self.policy.act(*self.read(obs), deterministic=not stochastic_output)
+        return action if self.device is None else action.to(self.device)
 
     @property
     def output_std(self) -> Tensor:

@@ -19,7 +19,7 @@ from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv, symmetries_in
 from canter.compat.rsl_rl.logger import Logger
 from canter.compat.rsl_rl.own_model import own_models, use_own_models, with_stand_ins
-from canter.compat.rsl_rl.policy import InferencePolicy
+from canter.compat.rsl_rl.policy import InferenceCritic, InferencePolicy
 from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl_network import generation_of
 from canter.compat.weights import StdOf
@@ -76,8 +76,8 @@ class Alg(LearningAlg):
         self.generation = generation
         self.std_type: StdOf | None = std_type
         """`std_type` that the settings write; None for that of PPO's std."""
-        self.actor = ppo.model.actor
-        self.critic = ppo.model.critic
+        self.actor = policy
+        self.critic = InferenceCritic(ppo.critic, policy.groups)
         self.actor_critic = policy
         """Name of the policy in 1.x; scripts of that time export its `actor`."""
 
