@@ -5,17 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from canter.app.experiments.folders import claim_folder, numbered_names
+from canter.app.experiments.launcher import LaunchedRun, Launcher
 from canter.core.registry import UserError
 from canter.core.storage.files import Malformed, parse_json, read_untrusted, replace_file
 from canter.runs.metrics import METRICS, read_last_row
@@ -52,6 +49,10 @@ class Sweep:
         """Store the sweep in its folder."""
         content = {"base": self.base, "runs": self.runs}
         replace_file(self.folder / SWEEP, (json.dumps(content, indent=1) + "\n").encode())
+
+    def log(self, name: str) -> Path:
+        """Return the file with the output of a run."""
+        return self.folder / f"{name}.log"
 
     def arguments(self, name: str, *more: str) -> list[str]:
         """Return the arguments of `canter` that start a run, or resume it, with further settings."""
@@ -96,7 +97,7 @@ class SweepProgress:
     """State of the runs of a sweep."""
 
     sweep: Sweep
-    running: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    running: dict[str, LaunchedRun] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
 
     def status(self, name: str) -> str:
@@ -136,35 +137,15 @@ def run_sweep(sweep: Sweep, jobs: int, on_change: Callable[[SweepProgress, str |
     """
     progress = SweepProgress(sweep)
     waiting = [name for name in sweep.runs if run_status(sweep.folder / name) != "finished"]
-    with saved_at_exit(progress.running):
+    with Launcher() as launcher:
         while waiting or progress.running:
             while waiting and len(progress.running) < jobs:
                 name = waiting.pop(0)
-                progress.running[name] = start_run(sweep, name)
+                progress.running[name] = launcher.start(sweep.arguments(name), sweep.log(name))
             time.sleep(POLL_SECONDS)
-            ended = next((name for name, process in progress.running.items() if process.poll() is not None), None)
+            launcher.update()
+            ended = next((name for name, run in progress.running.items() if run.returncode is not None), None)
             if ended is not None and progress.running.pop(ended).returncode != 0:
                 progress.failed.append(ended)
             on_change(progress, ended)
     return progress
-
-
-@contextmanager
-def saved_at_exit(running: Mapping[str, subprocess.Popen[bytes]]) -> Iterator[None]:
-    """However the block ends, stop the runs that are left; they save and end."""
-    try:
-        yield
-    finally:
-        for process in running.values():
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-        for process in running.values():
-            process.wait()
-
-
-def start_run(sweep: Sweep, name: str, *more: str) -> subprocess.Popen[bytes]:
-    """Start or resume a run in a separate process, which writes to the run's log file."""
-    command = [sys.executable, "-m", "canter", *sweep.arguments(name, *more)]
-    with (sweep.folder / f"{name}.log").open("ab") as log:
-        # In its own process group: Ctrl-C reaches it once, from `run_sweep`.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import Popen
 from typing import Any, Literal
 
 from canter.app.check.before_run import check_machine
-from canter.app.experiments.sweep import POLL_SECONDS, new_sweep_folder, saved_at_exit, start_run
+from canter.app.experiments.launcher import LaunchedRun, Launcher
+from canter.app.experiments.sweep import POLL_SECONDS, new_sweep_folder
 from canter.app.experiments.train import plan_run
 from canter.app.tuning.outcome import Outcome, outcome_of, write_best
 from canter.app.tuning.search import PLAN, Job, Search, TuneConfig, check_search, create_search, open_search
@@ -105,7 +104,7 @@ class _Started:
     """A run in a process."""
 
     job: Job
-    process: Popen[bytes]
+    run: LaunchedRun
     since: float
 
 
@@ -117,13 +116,10 @@ def run_search(search: Search, jobs: int, on_change: OnChange) -> None:
     save before the error is raised.
     """
     running: dict[str, _Started] = {}
-    processes: dict[str, Popen[bytes]] = {}
     attempts: dict[str, int] = {}
     before = search.spent
     start = time.monotonic()
-    with ExitStack() as stack:
-        stack.enter_context(RunLock(search.folder))
-        stack.enter_context(saved_at_exit(processes))
+    with RunLock(search.folder), Launcher() as launcher:
         todo = search.next_jobs()
         while todo or running:
             lines = [_record(search, job, 0.0) for job in todo if job.name not in running and search.is_scored(job)]
@@ -131,16 +127,19 @@ def run_search(search: Search, jobs: int, on_change: OnChange) -> None:
                 if len(running) < jobs and job.name not in running and not is_locked(search.folder / job.name):
                     search.sweep.runs[job.name] = search.arguments(job)
                     search.sweep.write()
-                    processes[job.name] = start_run(search.sweep, job.name, search.pause(job))
-                    running[job.name] = _Started(job, processes[job.name], time.monotonic())
+                    argv = search.sweep.arguments(job.name, search.pause(job))
+                    run = launcher.start(argv, search.sweep.log(job.name))
+                    running[job.name] = _Started(job, run, time.monotonic())
                     attempts[job.key] = attempts.get(job.key, 0) + 1
+            launcher.update()
             for name, started in list(running.items()):
-                if started.process.poll() is None:
+                code = started.run.returncode
+                if code is None:
                     continue
-                del running[name], processes[name]
-                if started.process.returncode >= 0 or attempts[started.job.key] >= ATTEMPTS:
+                del running[name]
+                if code >= 0 or attempts[started.job.key] >= ATTEMPTS:
                     seconds = time.monotonic() - started.since
-                    lines.append(_record(search, started.job, seconds, failed=started.process.returncode != 0))
+                    lines.append(_record(search, started.job, seconds, failed=code != 0))
             search.spent = before + time.monotonic() - start
             if lines:
                 search.study.note("spent", search.spent)
