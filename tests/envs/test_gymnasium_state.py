@@ -1,10 +1,15 @@
+from collections import deque
+from typing import Any
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
+from gymnasium.envs.mujoco.inverted_pendulum_v5 import InvertedPendulumEnv
 from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics
 
+from canter.core.registry import UserError
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 from canter.envs.gymnasium.state import StateUnavailable, as_tree, obstacle, restore, snapshot
 
@@ -124,6 +129,80 @@ class Counting(gymnasium.Wrapper):
 
 def test_a_wrapper_takes_part_by_naming_its_attributes():
     check(lambda: make("CartPole-v1", wrappers=[Counting]), before=10, after=10)
+
+
+class Walk(gymnasium.Env):
+    """Has numbers, arrays and a history of its own, besides random numbers."""
+
+    observation_space = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float64)
+    action_space = gymnasium.spaces.Discrete(2)
+    state_attributes: Any = ("place", "speed", "steps", "past")
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.place, self.speed, self.steps, self.past = 0.0, self.np_random.normal(size=2), 0, {"rewards": []}
+        return self.speed.copy(), {}
+
+    def step(self, action):
+        self.speed += action * self.np_random.normal(size=2)
+        self.place += float(self.speed[0])
+        self.steps += 1
+        self.past["rewards"].append(self.place)
+        return self.speed + len(self.past["rewards"]), self.place, self.steps == 7, False, {}
+
+
+class Pendulum(InvertedPendulumEnv):
+    """A user's MuJoCo environment with a target of its own."""
+
+    state_attributes = ("target",)
+
+    def reset_model(self):
+        self.target = self.np_random.uniform(-0.1, 0.1)
+        return super().reset_model()
+
+    def step(self, action):
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, float(reward - abs(obs[1] - self.target)), terminated, truncated, info
+
+
+@pytest.mark.parametrize("own", [Walk, Pendulum])
+def test_an_environment_takes_part_by_naming_its_attributes(own):
+    def make_env():
+        return SyncVectorEnv([own, own], autoreset_mode="SameStep")
+
+    check(make_env, before=10, after=10)
+
+
+def test_a_subclass_does_not_inherit_the_promise():
+    more = type("More", (Pendulum,), {})
+    assert "nor does its class declare `state_attributes`" in str(obstacle(SyncVectorEnv([more])))
+
+
+@pytest.mark.parametrize(
+    ("attributes", "reason"),
+    [(("place", "log"), "names 'log', a deque, and only plain data"), (("render_mode",), "is about drawing")],
+)
+def test_an_attribute_that_cannot_be_saved_is_refused_by_name(attributes, reason):
+    class Odd(Walk):
+        state_attributes = attributes
+
+        def reset(self, **options):
+            self.log = deque()
+            return super().reset(**options)
+
+    env = GymnasiumEnv(SyncVectorEnv([Odd], autoreset_mode="SameStep"))
+    env.reset(0)
+    with pytest.raises(StateUnavailable, match=reason):
+        env.state_dict()
+
+
+def test_only_declared_attributes_are_set():
+    env = SyncVectorEnv([Walk])
+    env.reset(seed=0)
+    state = capture(env)
+    state["envs"][0]["attributes"]["observation_space"] = 1
+    with pytest.raises(UserError, match="sets 'observation_space' of Walk, which is no state"):
+        restore(env, state)
 
 
 @pytest.mark.parametrize(

@@ -34,20 +34,17 @@ class InfoMeans:
 
     def add(self, info: dict[Any, Any]) -> None:
         """Add the numbers in the info of one environment after one step."""
-        get = self.totals.get
+        totals = self.totals
         for key, value in info.items():
-            if value.__class__ not in NUMBERS:
-                continue
-            total = get(key) or self._enter(key)
-            if total is None:
-                continue
-            try:
-                number = float(value)
-            except OverflowError:  # an integer beyond all floats
-                continue
-            if number - number == 0.0:  # finite; a call would take longer
-                total[0] += number
-                total[1] += 1
+            if value.__class__ in NUMBERS:
+                total = totals[key] if key in totals else self._enter(key)
+                try:
+                    number = float(value)
+                except OverflowError:  # an integer beyond all floats
+                    continue
+                if total is not None and number - number == 0.0:  # finite; a call would take longer
+                    total[0] += number
+                    total[1] += 1
 
     def add_rows(self, info: dict[Any, Any], rows: np.ndarray) -> None:
         """Add the numbers of a vector environment's info for `rows`, bool `[N]`."""

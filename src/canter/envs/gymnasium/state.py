@@ -1,9 +1,10 @@
 """The exact state of Gymnasium environments whose every variable is known.
 
 Known are Gymnasium's own classic control and MuJoCo environments in a `SyncVectorEnv`, within the
-wrappers that `gymnasium.make` puts around them. A wrapper of a user takes part if its class
-declares the attributes that change, plain data or arrays, as `state_attributes`; a wrapper without
-state declares `state_attributes = ()`.
+wrappers that `gymnasium.make` puts around them. An environment or a wrapper of a user takes part if
+its class declares the attributes that change, plain data or arrays, as `state_attributes`; one
+without state declares `state_attributes = ()`. The random numbers of `np_random` and, in a subclass
+of Gymnasium's `MujocoEnv`, the simulation's data belong to the state without being declared.
 
 A state is a tree of tensors (for arrays), numbers, strings, dicts, lists and tuples.
 """
@@ -125,8 +126,14 @@ def obstacle(env: VectorEnv) -> str | None:
         unknown = [type(wrapper).__name__ for wrapper in wrappers if _attributes(wrapper) is None]
         if unknown:
             return f"the wrapper {unknown[0]} may hold state; its class does not declare `state_attributes`"
-        if not type(base).__module__.startswith((_CLASSIC, _MUJOCO)):
-            return f"{type(base).__name__} is neither one of Gymnasium's classic control nor of its MuJoCo environments"
+        declared = _declared(base)
+        if declared is None and not type(base).__module__.startswith((_CLASSIC, _MUJOCO)):
+            return (
+                f"{type(base).__name__} is neither one of Gymnasium's classic control or MuJoCo environments, nor does "
+                "its class declare `state_attributes`, the names of its attributes that change"
+            )
+        if (reason := _refusal(base, declared or ())) is not None:
+            return reason
         if _is_mujoco(base) and not type(base.data).__module__.startswith("mujoco."):  # pyright: ignore[reportAttributeAccessIssue]
             return f"{type(base).__name__} uses the old MuJoCo bindings"
     return None
@@ -134,7 +141,13 @@ def obstacle(env: VectorEnv) -> str | None:
 
 def _snapshot_single(env: gymnasium.Env) -> dict[str, Any]:
     wrappers, base = unwrap(env)
-    attributes = dict(vars(base))
+    declared = _declared(base)
+    if declared is None:
+        attributes = dict(vars(base))
+    else:
+        attributes = {name: getattr(base, name) for name in declared if hasattr(base, name)}
+        if (reason := _refusal(base, declared)) is not None:
+            raise StateUnavailable(reason)
     for name, value in attributes.items():
         if type(value) not in _PLAIN:
             attributes[name] = _copied(value)
@@ -170,8 +183,10 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
             wrapper._previous_data = None
     # Before the attributes: making the generator sets the seed that it reports.
     base.np_random.bit_generator.state = _from_tree(state["rng"])
+    declared = _declared(base)
     for name, value in state["attributes"].items():
-        if name.startswith((*_NOT_STATE, "__")):  # never saved by Canter
+        undeclared = declared is not None and name not in declared
+        if undeclared or name.startswith((*_NOT_STATE, "__")):  # never saved by Canter
             raise UserError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
@@ -189,7 +204,24 @@ def unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
 
 def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
     """Return the attributes in which a wrapper keeps its state, or None if unknown."""
-    return _WRAPPERS.get(type(wrapper), type(wrapper).__dict__.get("state_attributes"))
+    return _WRAPPERS.get(type(wrapper), _declared(wrapper))
+
+
+def _declared(part: gymnasium.Env | gymnasium.Wrapper) -> tuple[str, ...] | None:
+    """Return the attributes that a class itself declares; a subclass may have more state."""
+    declared = type(part).__dict__.get("state_attributes")
+    return (declared,) if isinstance(declared, str) else declared
+
+
+def _refusal(env: gymnasium.Env, declared: tuple[str, ...]) -> str | None:
+    """Return why declared attributes of an environment cannot be saved, or None if they can."""
+    for name in declared:
+        if name.startswith((*_NOT_STATE, "__")):
+            return f"{type(env).__name__}.state_attributes names {name!r}, which is about drawing and no state"
+        if not _is_plain(getattr(env, name, None)):
+            kind = type(getattr(env, name)).__name__
+            return f"{type(env).__name__}.state_attributes names {name!r}, a {kind}, and only plain data can be saved"
+    return None
 
 
 def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
@@ -204,7 +236,7 @@ def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
 
 
 def _is_mujoco(env: gymnasium.Env) -> bool:
-    return type(env).__module__.startswith(_MUJOCO)
+    return any(cls.__module__.startswith(_MUJOCO) for cls in type(env).__mro__)
 
 
 def _capture_physics(env: Any) -> dict[str, np.ndarray]:
@@ -242,7 +274,7 @@ def _copied(value: Any) -> Any:
 
 def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
-        return all(map(_is_plain, value.values()))
+        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
     return type(value) in _PLAIN or isinstance(value, np.ndarray | np.generic)
