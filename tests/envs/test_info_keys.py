@@ -21,16 +21,17 @@ from canter.training.guard import RunFailed
 class Timed(gymnasium.Wrapper):
     """Reports a duration at every step, or only at every second one."""
 
-    def __init__(self, env, gaps=False):
+    def __init__(self, env, gaps=False, duration=2.0):
         super().__init__(env)
         self.gaps = gaps
+        self.duration = duration
         self.steps = 0
 
     def step(self, action):
         obs, reward, terminated, truncated, info = self.env.step(action)
         self.steps += 1
         if not (self.gaps and self.steps % 2):
-            info["duration"] = 2.0
+            info["duration"] = self.duration
         return obs, reward, terminated, truncated, info
 
 
@@ -53,6 +54,27 @@ def test_a_step_without_a_duration_is_refused():
     env = GymnasiumEnv(timed(gaps=True), info_keys=["duration"])
     env.reset()
     with pytest.raises(ContractBroken, match=r"no info\['duration'\].*info has clock"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+
+
+def test_time_does_not_run_backwards():
+    env = GymnasiumEnv(timed(duration=-1.5), info_keys="duration")
+    env.reset()
+    with pytest.raises(ContractBroken, match=r"info\['duration'\] = -1\.5, below 0"):
+        env.step(torch.zeros(2, dtype=torch.int64))
+
+
+def test_a_task_in_which_no_time_passes_is_refused():
+    env = GymnasiumEnv(timed(duration=0), info_keys="duration")
+    env.reset()
+    env.step(torch.zeros(2, dtype=torch.int64))
+    assert "was 0 in every step" in (env.absent_info() or "")
+
+
+def test_a_duration_that_is_no_number_is_refused():
+    env = GymnasiumEnv(timed(duration=None), info_keys="duration")
+    env.reset()
+    with pytest.raises(ContractBroken, match=r"every step must have; info\['duration'\] is no number"):
         env.step(torch.zeros(2, dtype=torch.int64))
 
 

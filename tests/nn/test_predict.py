@@ -83,6 +83,20 @@ def test_observations_that_are_not_finite_are_refused(bad):
         acting.predict([[0.0, 0.0, 0.0], [0.0, 0.0, bad]])
 
 
+@pytest.mark.parametrize(
+    ("obs", "message"),
+    [
+        ([0.0, 1e300, 0.0], r"is 1e\+300 at \[1\]; expected finite numbers"),
+        ([0, None, 0], "has the dtype object; expected real numbers"),
+        ([0, 1j, 0], "has the dtype complex128; expected real numbers"),
+        (["a", "b", "c"], "has the dtype <U1; expected real numbers"),
+    ],
+)
+def test_observations_that_are_no_float32_are_refused(obs, message):
+    with pytest.raises(ValueError, match=message):
+        policy({"policy": TensorSpec((3,))}, Discrete(2)).predict(obs)
+
+
 def test_recurrence_continues_with_the_state_and_restarts_without_it():
     torch.manual_seed(0)
     acting = policy({"policy": TensorSpec((2,))}, Continuous((-1.0,), (1.0,)), rnn=RNNConfig(hidden=4))

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -153,6 +154,27 @@ def test_a_function_is_no_callback():
     not_callbacks: Any = [print]
     with pytest.raises(UserError, match="pass a function as on_iteration"):
         canter.train("CartPole-v1", callbacks=not_callbacks, folder=False, console="quiet", **SHORT)
+
+
+@pytest.mark.parametrize("function", [3, "stop", lambda: None, lambda report, policy, trainer, more: None])
+def test_a_function_that_cannot_be_called_is_refused_before_a_folder_is_made(function, tmp_path):
+    with pytest.raises(UserError, match="on_iteration: "):
+        canter.train("CartPole-v1", function, console="quiet", run_dir=tmp_path, name="mine", **SHORT)
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "message"),
+    [(canter.Callback(), "is no list"), ([canter.Callback], "Callback is a class; pass an instance, Callback()")],
+)
+def test_callbacks_are_instances_in_a_list(callbacks, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        canter.train("CartPole-v1", callbacks=callbacks, console="quiet", folder=False, **SHORT)
+
+
+def test_a_tensor_with_a_gradient_is_a_metric(tmp_path):
+    rows = train(tmp_path / "run", lambda report: {"mine": torch.ones((), requires_grad=True)})
+    assert [row["mine"] for row in rows] == [1.0, 1.0, 1.0]
 
 
 def test_nan_is_logged_as_null(tmp_path):

@@ -219,6 +219,8 @@ def _convert(value: Any, hint: Any, current: Any, key: str) -> Any:
         return None
     classes = config_classes(hint)
     registry = registry_in(hint)
+    if type(value) in (classes if registry is None else registry.items().values()):
+        return value  # a program may give settings as objects
     if registry is not None and is_text(hint):
         return _convert_name(value, registry, key)
     if registry is not None:

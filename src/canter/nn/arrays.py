@@ -87,11 +87,14 @@ def _parse_group(name: str, array: np.ndarray, spec: TensorSpec) -> tuple[np.nda
         array = array[..., None]  # a number becomes a vector of length 1
     if array.shape != shape and array.shape[1:] != shape:
         raise UserError(f"observation {name!r} has shape {array.shape}; expected {shape}, or (N, *{shape}) for a batch")
-    if array.dtype.kind == "f" and not np.isfinite(array).all():
-        place = ", ".join(map(str, np.argwhere(~np.isfinite(array))[0]))
-        raise UserError(
-            f"observation {name!r} is {array[~np.isfinite(array)][0]} at [{place}]; expected finite numbers"
-        )
     single = array.shape == shape
     dtype = torch.empty(0, dtype=spec.dtype).numpy().dtype
-    return np.ascontiguousarray(array[None] if single else array, dtype=dtype), single
+    if array.dtype.kind in "cOSU":
+        raise UserError(f"observation {name!r} has the dtype {array.dtype}; expected real numbers")
+    with np.errstate(over="ignore"):  # too large for float32: infinity, refused below
+        converted = np.ascontiguousarray(array, dtype=dtype)
+    finite = np.isfinite(array) & np.isfinite(converted) if array.dtype.kind == "f" else np.ones(array.shape, bool)
+    if not finite.all():
+        place = ", ".join(map(str, np.argwhere(~finite)[0]))
+        raise UserError(f"observation {name!r} is {array[~finite][0]} at [{place}]; expected finite numbers")
+    return converted[None] if single else converted, single

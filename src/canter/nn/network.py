@@ -359,5 +359,7 @@ def _count_features(name: str, module: nn.Module, inputs: tuple[int, ...]) -> in
     module.train(training)
     if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != 2:
         shape = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise UserError(f"network {name}: it returned {shape} for observations {[2, *inputs]}, expected [2, features]")
+        hint = "; recurrent layers are rnn of the standard network" if isinstance(features, tuple) else ""
+        given = f"observations {[2, *inputs]}"
+        raise UserError(f"network {name}: it returned {shape} for {given}, expected [2, features]{hint}")
     return features.shape[1]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from inspect import signature
 from typing import Any
+
+from torch import Tensor
 
 from canter.core.registry import UserError
 from canter.training.progress import COLUMNS, Report
@@ -59,7 +62,11 @@ class Callbacks:
     """The callbacks of a run, called one after the other, and the metrics that they log."""
 
     def __init__(self, callbacks: Sequence[Callback]) -> None:
+        if not isinstance(callbacks, list | tuple):
+            raise UserError(f"callbacks: {callbacks!r} is no list; expected one such as [MyCallback()]")
         for callback in callbacks:
+            if isinstance(callback, type) and issubclass(callback, Callback):
+                raise UserError(f"callbacks: {callback.__name__} is a class; pass an instance, {callback.__name__}()")
             if not isinstance(callback, Callback):
                 raise UserError(
                     f"callbacks: {callback!r} is no canter.Callback; pass a function as on_iteration instead"
@@ -126,28 +133,35 @@ class Callbacks:
         try:
             if isinstance(value, str | bytes):
                 raise TypeError
-            self.metrics[name] = float(value)
+            self.metrics[name] = float(value.detach() if isinstance(value, Tensor) else value)
         except (TypeError, ValueError, OverflowError, RuntimeError):
             kind = type(value).__name__
-            raise UserError(f"{source}: {name}={value!r} ({kind}) is no number; log one number under a name") from None
+            raise UserError(
+                f"{source}: {name}={reprlib.repr(value)} ({kind}) is no number; log one number under a name"
+            ) from None
 
 
 def count_arguments(callback: Callable[..., Any]) -> int:
     """Return how many of its three arguments a callback takes by position, at least one.
 
-    The signature decides, so that `lambda report: ...` needs no unused parameters.
+    The signature decides, so that `lambda report: ...` needs no unused parameters. Raises UserError
+    for something that takes none of them, or needs more.
     """
+    if not callable(callback):
+        raise UserError(f"on_iteration: {callback!r} is no function")
     try:
         parameters = signature(callback).parameters.values()
     except (TypeError, ValueError):  # some functions written in C have no signature
         return 1
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return 3
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     # A default is the user's own: `lambda report, rows=rows: ...` binds a name.
-    required = [
-        p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]
-    return min(max(len(required), 1), 3)
+    required = [p for p in positional if p.default is p.empty]
+    if not positional or len(required) > 3:
+        expected = "expected a function of report, of report and policy, or of report, policy and trainer"
+        raise UserError(f"on_iteration: the function takes {len(required)} arguments; {expected}")
+    return max(len(required), 1)
 
 
 def ignore(report: Report) -> None:

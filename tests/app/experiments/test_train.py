@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from my_walk import Walk, make_walk
+from torch import nn
 
 import canter
 from canter.app.cli import main
@@ -120,6 +121,15 @@ def test_settings_are_keywords_by_their_names_and_may_be_parts():
     ):
         with pytest.raises(ValueError, match=ours):
             canter.train(Walk, **theirs)
+
+
+def test_settings_may_be_objects_deep_inside_of_a_dict():
+    model = {"policy": canter.NetworkConfig(hidden=(8,)), "critic": canter.network(nn.Linear, out_features=4)}
+    result = canter.train(Walk, **SMALL | {"algorithm": {"model": model}}, console="quiet", final_evaluation=False)
+    text = (result.path / "config.yaml").read_text()
+    assert "hidden: [8]" in text and "module: torch.nn.modules.linear:Linear" in text
+    with pytest.raises(ValueError, match=r"algorithm\.model\.policy: expected a mapping"):
+        canter.train(Walk, algorithm={"model": {"policy": canter.RNNConfig()}})
 
 
 def test_quiet_says_nothing_and_without_a_folder_nothing_is_left(tmp_path, capsys):

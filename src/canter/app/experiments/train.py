@@ -29,7 +29,7 @@ from canter.runs.changes import changed_settings, flat_settings, refuse_fixed
 from canter.runs.records import CONFIG, RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
-from canter.training.callbacks import Callback, ignore
+from canter.training.callbacks import Callback, count_arguments, ignore
 from canter.training.self_play import SelfPlayEnv
 
 logger = logging.getLogger(__name__)
@@ -72,6 +72,7 @@ def train(
     stops after the iteration, saves the run and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
+    count_arguments(on_iteration)  # before a folder is made
     _check_names(console, log, folder)
     run_dir = Path(run_dir)
     initial = _initial_weights(init_from, run_dir)
@@ -124,6 +125,7 @@ def resume(
     name, as for `canter.train`. The other arguments are those of `canter.train`.
     """
     refuse_while_importing("canter.resume")
+    count_arguments(on_iteration)
     _check_names(console, log, True)
     path = find_run(str(run), Path(run_dir))
     stored = stored_config(path)

@@ -13,9 +13,7 @@ from typing import Any, Literal
 import gymnasium
 import numpy as np
 import torch
-from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
-from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from canter.core import distributed
@@ -27,9 +25,17 @@ from canter.core.struct import Obs, tree_copy_
 from canter.envs.failures import EnvCalls
 from canter.envs.gymnasium.forked import ForkedStepper
 from canter.envs.gymnasium.infos import InfoMeans
-from canter.envs.gymnasium.state import StateUnavailable, unwrap
+from canter.envs.gymnasium.state import StateUnavailable
 from canter.envs.gymnasium.sync import SyncStepper, runs_foreign_code
-from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, Stepper, VectorStepper, find_mode
+from canter.envs.gymnasium.vector import (
+    CLOSE_TIMEOUT,
+    STEP_TIMEOUT,
+    Stepper,
+    VectorStepper,
+    find_mode,
+    name_of,
+    truncates,
+)
 from canter.envs.gymnasium.workers import AsyncStepper
 from canter.envs.spaces import ObsBuffer, ObsReader, PinnedCopier, action_codec, copy_info_
 
@@ -124,8 +130,8 @@ class GymnasiumEnv:
             num_envs=env.num_envs,
             device=torch.device(device),
             final_obs="in_place" if mode is AutoresetMode.NEXT_STEP else "separate",
-            truncates=_truncates(env),
-            env_id=env_id or _name_of(env),
+            truncates=truncates(env),
+            env_id=env_id or name_of(env),
             durations=DURATION in keys,
             interface=(env.metadata or {}).get("interface", Interface()),
         )
@@ -209,7 +215,7 @@ class GymnasiumEnv:
         for key, column in self._info.items():
             column[rows] = 0
             copied = copy_info_(column, info, key, rows)
-            if copied.any():
+            if copied.any() and (key != DURATION or column.any()):
                 self._absent.discard(key)
             if key == DURATION:
                 self._timed[rows] = copied[rows]
@@ -217,10 +223,14 @@ class GymnasiumEnv:
             self._stepper.info_names |= {name for name in info if not name.startswith("_")}
 
     def _check_durations(self) -> None:
-        """Raise ContractBroken for a valid step without a duration, which would count as no time."""
-        untimed = np.flatnonzero(self._valid & ~self._timed)
-        if untimed.size:
-            with EnvCalls(int(untimed[0])):
+        """Raise ContractBroken for a valid step without a duration, or with a negative one."""
+        durations = self._info[DURATION]
+        wrong = np.flatnonzero(self._valid & (~self._timed | (durations < 0)))
+        if wrong.size:
+            row = int(wrong[0])
+            with EnvCalls(row):
+                if self._timed[row]:
+                    raise ContractBroken(f"step() returned info['duration'] = {durations[row]:g}, below 0")
                 raise ContractBroken(
                     "step() returned no info['duration'], which env.options.info_keys requests and every step must "
                     f"have; {self._advise(DURATION)}"
@@ -231,11 +241,15 @@ class GymnasiumEnv:
         if not self._absent:
             return None
         key = min(self._absent)
+        if key == DURATION:
+            return "info['duration'], which env.options.info_keys requests, was 0 in every step: no time passes"
         return f"step() never returned info[{key!r}], which env.options.info_keys requests; {self._advise(key)}"
 
     def _advise(self, key: str) -> str:
         """Return the entries of info there are, for a message about one that is missing."""
         names = sorted(self._stepper.seen_info() - {"final_obs", "final_info"})
+        if key in names:
+            return f"info[{key!r}] is no number"
         return f"info has {', '.join(names)}: {nearest(key, names)}" if names else "info was empty"
 
     def _add_infos(self, info: dict[str, Any], done: np.ndarray) -> None:
@@ -383,20 +397,3 @@ def _refuse_lost_steps(env: VectorEnv, mode: AutoresetMode) -> None:
             "AsyncVectorEnv with shared_memory=False in next_step mode loses the first step after a reset; "
             "make it with shared_memory=True or with autoreset_mode='SameStep'"
         )
-
-
-def _name_of(env: VectorEnv) -> str:
-    """Return the id that an environment was made with, or the name of its class."""
-    base = env.unwrapped
-    return base.spec.id if isinstance(base.spec, GymnasiumSpec) else type(base).__name__
-
-
-def _truncates(env: VectorEnv) -> bool | None:
-    """Return True if the environments are known to have a time limit, None if nothing is known."""
-    base = env.unwrapped
-    limited = False
-    if isinstance(base, SyncVectorEnv):
-        limited = any(isinstance(wrapper, TimeLimit) for wrapper in unwrap(base.envs[0])[0])
-    elif isinstance(base.spec, GymnasiumSpec):
-        limited = (base.spec.kwargs.get("max_episode_steps", base.spec.max_episode_steps) or 0) > 0
-    return limited or None

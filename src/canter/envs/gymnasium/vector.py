@@ -16,13 +16,15 @@ from typing import Any, cast
 
 import gymnasium
 import numpy as np
+from gymnasium.envs.registration import EnvSpec as GymnasiumSpec
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, VectorEnv
+from gymnasium.wrappers import TimeLimit
 
 from canter.core.registry import UserError
 from canter.core.specs import ACTION_MASK
 from canter.envs.contract import check_columns, validate_reset
 from canter.envs.failures import EnvCalls
-from canter.envs.gymnasium.state import StateUnavailable, obstacle
+from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
 from canter.envs.spaces import ObsReader
 
 logger = logging.getLogger(__name__)
@@ -297,3 +299,20 @@ class _Probe:
 def _differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> np.ndarray:
     """Return bool `[N]`: the rows in which two observations differ."""
     return np.any([(a != other[key]).reshape(len(a), -1).any(axis=1) for key, a in one.items()], axis=0)
+
+
+def name_of(env: VectorEnv) -> str:
+    """Return the id that an environment was made with, or the name of its class."""
+    base = env.unwrapped
+    return base.spec.id if isinstance(base.spec, GymnasiumSpec) else type(base).__name__
+
+
+def truncates(env: VectorEnv) -> bool | None:
+    """Return True if the environments are known to have a time limit, None if nothing is known."""
+    base = env.unwrapped
+    limited = False
+    if isinstance(base, SyncVectorEnv):
+        limited = any(isinstance(wrapper, TimeLimit) for wrapper in unwrap(base.envs[0])[0])
+    elif isinstance(base.spec, GymnasiumSpec):
+        limited = (base.spec.kwargs.get("max_episode_steps", base.spec.max_episode_steps) or 0) > 0
+    return limited or None
