@@ -31,6 +31,7 @@ import canter
 from canter.compat import import_config
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rsl_rl import checkpoint as rsl_rl
+from canter.compat.rsl_rl.policy import InferenceCritic
 from canter.compat.rsl_rl.runner import bounded_std_type
 from canter.core.plain import from_plain, nest
 from canter.functional import optimization as functional_order
@@ -89,7 +90,8 @@ def spoil(algorithm: canter.PPO) -> None:
 
 def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[str, float]]:
     """For each version's own file: differences of actions, and of parameters and moments after a further update."""
-    found: dict[str, dict[str, float]] = {"actions_of_versions": {}, "further_update_of_versions": {}}
+    kinds = ("actions_of_versions", "values_of_versions", "further_update_of_versions")
+    found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
     for path in sorted(folder.glob("rsl_rl_*.json")):
         row = json.loads(path.read_text())
         row["settings"]["algorithm"]["schedule"] = "fixed"
@@ -111,6 +113,9 @@ def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[st
         acted, _ = mine.policy.act(obs, mine.policy.initial_state(N), torch.ones(N, dtype=torch.bool))
         if "beta" not in path.stem:  # deterministic actions are the peak here and the mean there
             found["actions_of_versions"][path.stem] = float((acted - torch.tensor(row["action"])).abs().max())
+        if "value" in row:
+            value = InferenceCritic(mine.critic, lambda groups: groups)(obs)
+            found["values_of_versions"][path.stem] = float((value - torch.tensor(row["value"])).abs().max())
         if path.stem.endswith(("beta", "range")):  # a std of another form, and another distribution
             continue
         rollout, _ = collect(mine, rollouts(INSTALLED["rsl_rl scalar"]), 0, mine.policy.initial_state(N), None)

@@ -279,6 +279,16 @@ def acted(trained: Any, obs: Any) -> torch.Tensor:
 
 
 @torch.inference_mode()
+def called(trained: Any, generation: int, obs: Any, action: torch.Tensor) -> torch.Tensor | None:
+    """Values `[N, 1]` by calling the critic, which scripts do since 4.0; the actor is called in the same way."""
+    if generation < 4:
+        return None
+    forget(trained)
+    assert torch.equal(trained.alg.actor(obs), action)
+    return trained.alg.critic(obs)
+
+
+@torch.inference_mode()
 def forget(trained: Any) -> None:
     """Begin new episodes."""
     for model in networks_of(trained):
@@ -340,6 +350,7 @@ def runner(folder: Path) -> None:
             obs = Env(generation).draw()
             forget(trained)
             action = acted(trained, obs if generation >= 3 else obs[0])
+            value = called(trained, generation, obs, action)
             further(trained, generation)
             trained.save(str(folder / f"after_{path.name}"))
         given = (
@@ -349,6 +360,7 @@ def runner(folder: Path) -> None:
         )
         state = {name: tensor.tolist() for name, tensor in given.items()}
         row = {"settings": json.loads(text), "obs": state, "action": action.tolist(), "generation": generation}
+        row |= {} if value is None else {"value": value.tolist()}
         path.with_suffix(".json").write_text(json.dumps(row))
 
 
