@@ -134,6 +134,7 @@ def test_what_subclasses_of_mjlab_touch(tmp_path):
     assert runner.saved == 3 and runner.logger.log_dir == str(tmp_path)
     assert runner.alg.get_policy().output_std.shape == (2,)
     assert runner.logger_type == "tensorboard" and runner.alg.policy.actor_obs_normalization
+    assert not hasattr(runner.alg.actor_critic, "memory_a"), "legged_gym asks so whether the policy is recurrent"
     obs = torch.randn(3, OBS)
     exported = runner.alg.actor_critic.actor(runner.alg.policy.actor_obs_normalizer(obs))
     torch.testing.assert_close(exported, runner.get_inference_policy()(obs), atol=1e-6, rtol=0)
@@ -273,10 +274,12 @@ TAKE_OVER = """
 {first}
 import canter.compat.rsl_rl.install_shim
 from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.runners.on_policy_runner import OnPolicyRunner as Defined
 assert OnPolicyRunner.__module__ == "canter.compat.rsl_rl.runner", OnPolicyRunner.__module__
+assert Defined is OnPolicyRunner
 print("taken")
 """
-PARENT = "class OnPolicyRunner: pass\nclass DistillationRunner: pass\n"
+PARENT = "from .on_policy_runner import OnPolicyRunner\nclass DistillationRunner: pass\n"
 
 
 def run_python(text, folder):
@@ -291,6 +294,7 @@ def test_the_shim_replaces_rsl_rls_runners_or_stands_in_for_them(tmp_path):
     (tmp_path / "rsl_rl" / "runners").mkdir(parents=True)
     (tmp_path / "rsl_rl" / "__init__.py").write_text("")
     (tmp_path / "rsl_rl" / "runners" / "__init__.py").write_text(PARENT)
+    (tmp_path / "rsl_rl" / "runners" / "on_policy_runner.py").write_text("class OnPolicyRunner: pass\n")
     (tmp_path / "early.py").write_text("from rsl_rl.runners import OnPolicyRunner\n")
     assert "taken" in run_python(TAKE_OVER.format(first=""), tmp_path).stdout
     late = run_python(TAKE_OVER.format(first="import early"), tmp_path)

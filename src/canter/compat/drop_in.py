@@ -213,7 +213,7 @@ def _git(place: Path, *words: str) -> str | None:
 
 
 def replace_classes(library: str, home: str, modules: Mapping[str, Mapping[str, Any]]) -> None:
-    """Replace the classes of the module `home`.
+    """Replace the classes of the module `home`, there and where they are defined.
 
     If the library is not installed, add modules in its place.
 
@@ -229,6 +229,7 @@ def replace_classes(library: str, home: str, modules: Mapping[str, Mapping[str, 
         theirs = getattr(package, name, None)
         if theirs is not None and theirs is not own:
             _check_not_imported(library, name, theirs)
+            setattr(sys.modules[theirs.__module__], name, own)
         setattr(package, name, own)
 
 

@@ -119,8 +119,10 @@ class InferencePolicy(InferenceModel):
     def memory_a(self) -> Any:
         """Return a copy of the recurrent layers, for the same scripts.
 
-        Only a recurrent policy has them.
+        Only a recurrent policy has them: scripts call `hasattr`.
         """
+        if not self.is_recurrent:
+            raise AttributeError("memory_a: the policy is not recurrent")
         return SimpleNamespace(rnn=getattr(exported(self.policy), "rnn", None))
 
     def as_jit(self) -> nn.Module:
