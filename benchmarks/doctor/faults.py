@@ -131,5 +131,7 @@ FAULTS = {
     "reward zero": Fault(("no_reward",), step=rewards(0.0)),
     "reward constant": Fault(("constant_reward",), step=constant_reward),
     "final obs lost": Fault(("final_obs",), step=lost_final_obs),
-    "std tiny": Fault(("collapse",), {"algorithm.model.std.initial": 0.01, "algorithm.model.std.minimum": 0.001}),
+    "std tiny": Fault(
+        ("small_std", "collapse"), {"algorithm.model.std.initial": 0.01, "algorithm.model.std.minimum": 0.001}
+    ),
 }

@@ -42,7 +42,7 @@ def logged_by(config, iterations=3):
         trainer.learn(iterations)
     common = in_every_run()
     names = set().union(*rows)
-    return {name for name in names if name not in common and not name.startswith(("env/", "self_play/"))}
+    return {name for name in names if name not in common and not name.startswith(("env/", "self_play/", "doctor/"))}
 
 
 def ppo(env="tensor:quadrotor", **settings):

@@ -33,6 +33,11 @@ def trained(config, **parts):
     return reports, torch.cat([p.detach().reshape(-1) for p in algorithm.model.parameters()])
 
 
+def metrics_of(row):
+    """Return the metrics of a row without those of the doctor, which looks in some rows only."""
+    return {name: value for name, value in row.metrics.items() if not name.startswith("doctor/")}
+
+
 @pytest.mark.parametrize("config", [CONFIG, WITH_FILLER_ROWS], ids=["tensor", "filler rows"])
 def test_what_is_learned_and_counted_does_not_depend_on_how_often_is_logged(config):
     every, parameters = trained(config)
@@ -48,7 +53,7 @@ def test_what_is_learned_and_counted_does_not_depend_on_how_often_is_logged(conf
             assert [getattr(row, name) for row in some] == [getattr(row, name) for row in kept], name
         for name in ("return_", "length", "success_rate"):  # of the last 100 episodes: none was lost
             assert [getattr(row, name) for row in some] == [getattr(row, name) for row in kept], name
-        assert [row.metrics for row in some] == [row.metrics for row in kept]
+        assert [metrics_of(row) for row in some] == [metrics_of(row) for row in kept]
         assert sum(row.rollout_steps for row in some) == every[-1].env_steps
 
 

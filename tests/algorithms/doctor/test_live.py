@@ -60,7 +60,7 @@ def test_equal_bits_with_and_without_the_doctor(env, settings, monkeypatch):
 def test_signals_are_in_the_log_of_some_iterations(tmp_path):
     canter.train("CartPole-v1", run_dir=tmp_path, name="run", total_steps=6_000, **QUIET)
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["iteration"] for row in rows if "doctor/action_effect" in row] == [1, 4]
+    assert [row["iteration"] for row in rows if "doctor/action_effect" in row] == [1, 5]
     first = rows[0]
     assert first["doctor/ratio_error"] < 1e-5
     assert first["doctor/action_effect"] > 3

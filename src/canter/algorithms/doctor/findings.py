@@ -141,6 +141,17 @@ class Signals:
         """Completed fraction of the run."""
         return float(self.fractions[-1])
 
+    @property
+    def self_play(self) -> bool:
+        """True if the policy plays against its past."""
+        return any(key.startswith("self_play.") for key in self.settings)
+
+    @property
+    def one_step(self) -> bool:
+        """True if all episodes have one step."""
+        lengths = self.known("length")
+        return len(lengths) > 0 and bool(lengths.max() <= 1)
+
     # How well the run does
 
     @cached_property

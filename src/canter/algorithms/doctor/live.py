@@ -44,7 +44,7 @@ class Doctor:
         self.own_signals = signals
         self.settings = settings
         self.rules = (TASK_RULES, *rules)
-        rest = 2 if samples >= LARGE_UPDATE else 4
+        rest = 2 if samples >= LARGE_UPDATE else 5
         rest = UNKNOWN_LENGTH_REST if rollouts is None else max(math.ceil(rollouts / LOOKS), rest)
         self.every = math.ceil(rest / unit) * unit
         self.rows: list[Mapping[str, Any]] = list(rows)

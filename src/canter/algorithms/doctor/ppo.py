@@ -10,8 +10,8 @@ from canter.algorithms.doctor.findings import Finding, Rules, Signals
 
 UPDATES = 5
 """Consecutive updates whose median counts."""
-LARGE_KL = 0.1
-LARGE_CLIP = 0.45
+LARGE_KL = 0.05
+LARGE_CLIP = 0.4
 MANY_EPOCHS = 25
 WIDE_CLIP = 1.0
 GOOD_KL = 0.01
@@ -22,6 +22,8 @@ EXPLAINED = 0.1
 NO_EFFECT = 1.3
 """`doctor/action_effect` is about 1 if actions change nothing, and 5 to 15 otherwise."""
 RATIO_ERROR = 1e-3
+SMALL_STD = 0.05
+"""Std of actions in -1..1, or share of the first entropy."""
 RATE = "algorithm.optimizer.learning_rate"
 
 
@@ -153,7 +155,7 @@ def entropy_bonus(signals: Signals) -> Finding | None:
     std = signals.known("policy/std")
     if signals.fraction < 0.1 or signals.solved or len(entropy) < 2 * UPDATES:
         return None
-    if any(key.startswith("self_play.") for key in signals.settings):
+    if signals.self_play:
         return None
     grown = len(std) > 0 and float(np.median(std[-UPDATES:])) > 1.3 * std[0]
     random = not len(std) and entropy[0] > 0 and float(np.median(entropy[-UPDATES:])) > 0.8 * entropy[0]
@@ -172,28 +174,37 @@ def entropy_bonus(signals: Signals) -> Finding | None:
     )
 
 
+def small_std(signals: Signals) -> Finding | None:
+    """The noise of the actions was tiny from the start."""
+    std = signals.known("policy/std")
+    if len(std) < UPDATES or std[0] >= SMALL_STD or signals.learned:
+        return None
+    return Finding(
+        "small_std",
+        "Exploration is too small",
+        (signals.evidence("policy/std", std[0], SMALL_STD, float(signals.steps[0])),),
+        "The initial std lets all tries look alike, and small steps of the mean are large changes of the policy.",
+        {"algorithm.model.std.initial": 0.5},
+    )
+
+
 def collapse(signals: Signals) -> Finding | None:
     """The policy is nearly deterministic early, and has learned little."""
     entropy = signals.known("policy/entropy")
     std = signals.known("policy/std")
-    if not len(entropy) or signals.learned or len(entropy) < UPDATES:
+    if signals.learned or len(entropy) < UPDATES:
         return None
-    floor = 0.05
-    if len(std):
-        value, metric = float(np.median(std[-UPDATES:])), "policy/std"
-    else:
-        value, metric = float(np.median(entropy[-UPDATES:])) / max(entropy[0], 1e-9), "policy/entropy"
-    if value > floor:
+    value = (
+        float(np.median(std[-UPDATES:])) if len(std) else float(np.median(entropy[-UPDATES:])) / max(entropy[0], 1e-9)
+    )
+    if value > SMALL_STD:
         return None
-    change = {"algorithm.entropy_coef": 0.01}
-    if len(std) and std[0] < floor:
-        change = {"algorithm.model.std.initial": 0.5}
     return Finding(
         "collapse",
         "Exploration has ended early",
-        (signals.evidence(metric, value, floor),),
+        (signals.evidence("policy/std" if len(std) else "policy/entropy", value, SMALL_STD),),
         "Nearly the same action is taken in every try, so better ones are not found.",
-        change,
+        {"algorithm.entropy_coef": 0.01},
     )
 
 
@@ -201,7 +212,7 @@ def blind_critic(signals: Signals) -> Finding | None:
     """The critic explains nothing of the returns."""
     explained = signals.known("value/explained_variance", since=0.05)
     kl = signals.known("policy/kl")
-    if signals.fraction < 0.1 or len(explained) < 2 * UPDATES or signals.solved:
+    if signals.fraction < 0.1 or len(explained) < 2 * UPDATES or signals.solved or signals.one_step:
         return None
     spread = signals.known("doctor/return_std")
     varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
@@ -267,7 +278,7 @@ def _short(value: float) -> float:
 
 PPO_RULES = Rules(
     environment=(no_effect,),
-    scales=(reward_scale, obs_scale),
+    scales=(reward_scale, obs_scale, small_std),
     settings=(acting_differs, large_updates, small_updates, entropy_bonus, rate_jump),
     symptoms=(blind_critic, collapse),
 )

@@ -14,6 +14,8 @@ LONG_EPISODE = 50
 SAME_LENGTH = 0.3
 """Share of terminated episodes with the largest length: chance gives a few per cent."""
 SHORTER = 0.7
+GOAL_BY = 0.3
+"""Fraction of the run in which a goal with a constant cost per step should have been reached."""
 EXCEPTION = 6.0
 """Robust standard deviations by which a broken environment differs from the others, as a median."""
 FAR_SIGHT = 10.0
@@ -48,6 +50,8 @@ def constant_reward(signals: Signals) -> Finding | None:
         return None
     if np.ptp(np.concatenate([low, high])) > 0 or low[0] == 0:
         return None
+    if low[0] < 0 and signals.fraction < GOAL_BY:
+        return None
     return Finding(
         "constant_reward",
         "The reward depends on nothing",
@@ -60,9 +64,7 @@ def constant_reward(signals: Signals) -> Finding | None:
 def blind(signals: Signals) -> Finding | None:
     """No component of the observations varies."""
     constant = signals.recent("doctor/obs_constant", LOOKS)
-    length = signals.known("length")
-    one_step = len(length) > 0 and length.max() <= 1
-    if not len(constant) or constant.min() < 1.0 or one_step or _self_play(signals):
+    if not len(constant) or constant.min() < 1.0 or signals.one_step or signals.self_play:
         return None
     return Finding(
         "blind",
@@ -129,7 +131,7 @@ def dying_pays(signals: Signals) -> Finding | None:
     lengths = signals.known("rollout_length")
     rewards = signals.known("rollout_reward")
     terminated = signals.known("terminated_rate")
-    if len(lengths) < 8 or signals.setting("success.ending") in ("terminated", "any") or _self_play(signals):
+    if len(lengths) < 8 or signals.setting("success.ending") in ("terminated", "any") or signals.self_play:
         return None
     now = float(np.median(lengths[-4:]))
     ends = terminated.min() >= 0.95
@@ -195,9 +197,11 @@ LEARNED_BEFORE = 5.0
 
 def nothing_learned(signals: Signals) -> Finding | None:
     """The return is still that of the untrained policy, and no rule tells why."""
-    if signals.fraction < NOTHING or signals.start is None or signals.solved or signals.current_gain > 0.5:
+    if signals.fraction < NOTHING or signals.start is None or signals.solved:
         return None
-    if _self_play(signals) or signals.setting("until.mean_return") is not None:
+    if signals.gain(float(signals.known("return").max())) > 1.0 or signals.current_gain > 0.5:
+        return None
+    if signals.self_play or signals.setting("until.mean_return") is not None:
         return None
     returns = signals.known("return")
     return Finding(
@@ -225,10 +229,6 @@ def eval_differs(signals: Signals) -> Finding | None:
         "Either the noise is a part of the solution, or the policy sees other statistics when it is evaluated.",
         advice="compare `canter eval RUN --stochastic` with `canter eval RUN`; if the noise matters, let the std fall",
     )
-
-
-def _self_play(signals: Signals) -> bool:
-    return any(key.startswith("self_play.") for key in signals.settings)
 
 
 TASK_RULES = Rules(

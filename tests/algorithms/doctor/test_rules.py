@@ -1,0 +1,100 @@
+"""Rules on stored logs of healthy and faulty runs, and on made-up rows."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from canter.algorithms.doctor.findings import MOST, Signals, diagnose_signals
+from canter.algorithms.doctor.ppo import PPO_RULES
+from canter.algorithms.doctor.task import TASK_RULES
+
+STREAMS = json.loads(gzip.decompress((Path(__file__).parent / "streams.json.gz").read_bytes()))
+"""Written by `benchmarks/doctor/run.py store`: logs of benchmark runs, with the metrics that rules read."""
+TABLES = (TASK_RULES, PPO_RULES)
+LOOK = "doctor/return_std"
+"""Metric of the rows at which a running run is diagnosed."""
+
+
+def looks(stream):
+    """Return the findings at each look of a running run, and at its end."""
+    rows = stream["rows"]
+    ends = [i for i, row in enumerate(rows, 1) if LOOK in row or i == len(rows)]
+    return [diagnose_signals(Signals(stream["settings"], rows[:end]), TABLES) for end in ends]
+
+
+@pytest.mark.parametrize("stream", STREAMS["healthy"], ids=lambda stream: stream["name"])
+def test_healthy_runs_have_no_findings(stream):
+    assert [finding.rule for findings in looks(stream) for finding in findings] == []
+
+
+@pytest.mark.parametrize("rule", STREAMS["faulty"])
+def test_a_faulty_run_has_the_finding_of_its_fault(rule):
+    found = [[finding.rule for finding in findings] for findings in looks(STREAMS["faulty"][rule])]
+    assert any(rule in rules for rules in found)
+    assert all(len(rules) <= MOST for rules in found)
+
+
+def test_a_cause_hides_its_consequences():
+    stream = STREAMS["faulty"]["reward_scale"]  # huge rewards also keep the policy from moving
+    signals = Signals(stream["settings"], stream["rows"])
+    assert any(rule(signals) for rule in PPO_RULES.settings)
+    assert [finding.rule for finding in diagnose_signals(signals, TABLES)] == ["reward_scale"]
+
+
+def test_a_finding_has_evidence_and_flags_that_can_be_typed():
+    stream = STREAMS["faulty"]["large_updates"]
+    (finding,) = diagnose_signals(Signals(stream["settings"], stream["rows"]), TABLES)
+    assert finding.evidence[0].value > finding.evidence[0].threshold
+    assert finding.flags.startswith("--algorithm.optimizer.learning-rate.start ")
+    assert finding.flags.endswith(" --algorithm.target-kl 0.02")
+    assert finding.plain()["change"] == dict(finding.change)
+
+
+SETTINGS = {"total_steps": 30_000, "algorithm.gamma": 0.99, "algorithm.obs_statistics": "update"}
+
+
+def rows_of(returns, **columns):
+    """Return 30 rows; a column is a value, or a function of the row's number."""
+    made = []
+    for i in range(30):
+        row = {"env_steps": 1000 * (i + 1), "iteration": i + 1, "return": returns(i), "rollout_return": returns(i)}
+        row |= {"rollout_reward": 1.0, "rollout_length": 50.0, "length": 50.0, "terminated_rate": 0.5, LOOK: 5.0}
+        made.append(row | {name: value(i) if callable(value) else value for name, value in columns.items()})
+    return made
+
+
+def rises(i):
+    return 10.0 + 4.0 * i
+
+
+@pytest.mark.parametrize(
+    "rule, rows",
+    [
+        (None, rows_of(rises)),
+        ("nothing_learned", rows_of(lambda i: 10.0 + i % 2)),
+        ("fell", rows_of(lambda i: 10.0 + 10.0 * i if i < 20 else 12.0)),
+        ("collapse", rows_of(lambda i: 10.0 + i % 9, **{"policy/entropy": lambda i: 0.7 if i < 5 else 0.001})),
+        ("eval_differs", rows_of(rises, **{"eval/return": 11.0})),
+        ("acting_differs", rows_of(rises, **{"doctor/ratio_error": 0.05})),
+        (
+            "rate_jump",
+            rows_of(
+                lambda i: 10.0 + 10.0 * i if i < 20 else 20.0,
+                **{"optim/learning_rate/model": lambda i: 1e-3 * (1 - i / 21) if i < 20 else 5e-4},
+            ),
+        ),
+    ],
+)
+def test_rules_without_a_stored_run(rule, rows):
+    found = diagnose_signals(Signals(SETTINGS, rows), TABLES)
+    assert [finding.rule for finding in found] == ([] if rule is None else [rule])
+
+
+def test_a_solved_task_is_healthy_whatever_its_kl():
+    rows = rows_of(lambda i: min(10.0 + 20.0 * i, 200.0), **{"policy/kl": 0.5, "policy/clip_fraction": 0.9})
+    assert diagnose_signals(Signals(SETTINGS, rows), TABLES) == []
+    for row in rows:
+        row["return"] = 12.0
+    assert "large_updates" in [finding.rule for finding in diagnose_signals(Signals(SETTINGS, rows), TABLES)]
