@@ -86,19 +86,9 @@ class InferencePolicy(InferenceModel):
             raise ConfigError("the std depends on the observation: see policy.params")
         return head.log_std(head.raw_std).exp().detach()
 
-    @property
-    def std(self) -> Tensor:
-        """Return the std `[A]`, by its name up to 3.x."""
-        return self.output_std
-
-    @property
-    def action_std(self) -> Tensor:
-        """Return the std `[A]`, by its name up to 3.x."""
-        return self.output_std
-
-    def act_inference(self, obs: Any) -> Tensor:
-        """Return deterministic actions, by the name of this call up to 3.x."""
-        return self(obs)
+    # Names up to 3.x.
+    std = action_std = output_std
+    act_inference = forward
 
     @property
     def actor(self) -> nn.Sequential:
