@@ -92,7 +92,7 @@ def outcome_lines(search: Search, outcome: Outcome) -> list[str]:
         return lines
     lines.append(f"Winner: {outcome.winner} ({search.settings_text(outcome.winner)})")
     lines.append(
-        f"  {format_number(outcome.optimistic)} on the seeds that it was chosen by, which is optimistic; "
+        f"  {format_number(outcome.optimistic)} on the seeds of the search, an optimistic estimate; "
         f"{format_number(outcome.corrected)} on fresh seeds, corrected for the choice among {len(outcome.scores)}"
     )
     return lines
