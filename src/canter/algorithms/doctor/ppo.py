@@ -21,7 +21,8 @@ SMALL_CLIP = 0.005
 EXPLAINED = 0.1
 NO_EFFECT = 1.3
 """`doctor/action_effect` is about 1 if actions change nothing, and 5 to 15 otherwise."""
-RATIO_ERROR = 1e-3
+RATIO_ERROR = 0.03
+"""Rounding of kernels in reduced precision stays far below."""
 SMALL_STD = 0.05
 """Std of actions in -1..1, or share of the first entropy."""
 RATE = "algorithm.optimizer.learning_rate"

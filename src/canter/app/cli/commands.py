@@ -287,8 +287,21 @@ the settings file that it was trained with. Nothing in it is run.""",
     "doctor": Command(
         "tools:doctor_command",
         "Say why a run does not learn, and what to change.",
-        "RUN [--json] [--run-dir DIR]",
-        (RUN, Argument("--json", "print the findings as JSON"), run_dir()),
+        "RUN [--json] [--try [N]] [--run-dir DIR]",
+        (
+            RUN,
+            Argument("--json", "print the findings as JSON"),
+            Argument(
+                "--try",
+                "continue copies of the run for N iterations (default a tenth of the run) with and without the first "
+                "change, with three seeds each, and compare the returns",
+                "N",
+                positive_int,
+                nargs="?",
+                const=0,
+            ),
+            run_dir(),
+        ),
         description="Read the log of a run, finished or running, and print at most three findings: evidence, cause\n"
         "and the flags to change. A healthy run has none.",
     ),

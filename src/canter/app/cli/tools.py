@@ -28,6 +28,7 @@ from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import import_settings, merged_config, setting_hints
 from canter.app.console.text import format_number, printable, terminal_stream, two_columns
 from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings
+from canter.app.doctor.trial import try_change
 from canter.app.experiments.folders import stored_config
 from canter.app.experiments.session import program
 from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
@@ -127,6 +128,12 @@ def doctor_command(arguments: argparse.Namespace) -> None:
     path = find_run(arguments.run, arguments.run_dir)
     findings = diagnose(path)
     print(findings_json(findings, path) if arguments.json else format_findings(findings, path))
+    iterations: int | None = vars(arguments)["try"]
+    change = next((finding for finding in findings if finding.change), None)
+    if iterations is not None and change is not None:
+        print(f"\nTrying {try_change(path, change, iterations or None)}")
+    elif iterations is not None:
+        print("Nothing to try: no finding has a setting to change")
 
 
 def explain_command(arguments: argparse.Namespace) -> None:

@@ -133,11 +133,11 @@ def read_run(path: Path) -> RunData:
         raise UserError(f"{path}: no metrics to report; {METRICS} is missing, empty or has no readable row")
     names = list(dict.fromkeys(["env_steps", *(name for row in rows for name in row)]))[:MAX_COLUMNS]
     columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
-    settings = read_settings(path / CONFIG, _with_current_names)
+    settings = read_settings(path / CONFIG, with_known_names)
     return RunData(path, settings, read_record(path), run_status(path), columns)
 
 
-def _with_current_names(content: Any) -> Any:
+def with_known_names(content: Any) -> Any:
     """Return plain settings, valid ones only, with renamed ones under their current names."""
     try:
         return with_current_names(content, TrainConfig)

@@ -10,6 +10,7 @@ from canter.app.report import charts, sections
 from canter.app.report.data import AVERAGE, GOALS, Group, RunData, default_threshold, goal_of, group_runs, read_run
 from canter.app.report.differences import compare_settings
 from canter.app.report.drawing import Markup, element, format_si, join
+from canter.app.report.findings import findings_of
 from canter.app.report.sections import section
 from canter.core.registry import UserError
 from canter.core.storage.files import replace_file
@@ -72,6 +73,7 @@ def run_page(run: RunData, threshold: float | None) -> str:
         heading(run.name, join([f"{run.env_id}, seed {run.seed} ", sections.status(run)])),
         element("p", str(error), class_="failure") if error else None,
         sections.headline(run, threshold),
+        doctor_section(run),
         sections.film_strip(run),
         section(GOALS[run.goal], lead, curves(groups, threshold)),
         *chart_sections(groups),
@@ -80,6 +82,13 @@ def run_page(run: RunData, threshold: float | None) -> str:
         section("Origin", "", sections.origin(run)),
     ]
     return document(f"{run.name} - {run.env_id}", body)
+
+
+def doctor_section(run: RunData) -> Markup | None:
+    """Return the findings of `canter doctor` about a run; None for a healthy one."""
+    findings = findings_of(run.path)
+    items = [element("p", str(finding)) for finding in findings]
+    return section("Doctor", "Why it may not learn, and what to change.", join(items)) if items else None
 
 
 def comparison_page(runs: Sequence[RunData], threshold: float | None) -> str:
