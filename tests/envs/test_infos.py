@@ -116,6 +116,16 @@ class Columns(VectorEnv):
         return np.zeros((3, 1), np.float32), np.zeros(3), never, never, info
 
 
+@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
+def test_steps_before_a_reset_do_not_count(vector):
+    env = GymnasiumEnv(vector([Talkative, Talkative], autoreset_mode=AutoresetMode.SAME_STEP))
+    env.reset(0)
+    env.step(torch.zeros(2, dtype=torch.int64))
+    env.reset(0)
+    assert env.read_metrics() == {}
+    env.close()
+
+
 def test_masks_of_a_vector_environment_are_respected():
     assert play(GymnasiumEnv(Columns()), 2) == {"masked": 1.5, "mixed": 1.0}
 

@@ -177,6 +177,7 @@ class GymnasiumEnv:
         With a seed every environment gets its own, hashed from `seed`, so neighbouring seeds share
         none. A vector environment with a single generator gets one.
         """
+        self.read_metrics()  # drop the steps before, such as those of the environment check
         seeds = None if seed is None else env_seeds(seed, self.spec.num_envs)
         if seeds is not None:
             self._env.action_space.seed(seeds[0])
