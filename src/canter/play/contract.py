@@ -163,3 +163,61 @@ def compare_contracts(contract: dict[str, Any], here: Interface) -> list[str]:
     differences = [f"{name} is {new.get(name, UNKNOWN)}, expected {old.get(name, UNKNOWN)}" for name in names]
     unverified = [name for name in old if old[name] == UNKNOWN == new.get(name, UNKNOWN)]
     return differences + [f"{name} is unknown in both and cannot be verified" for name in unverified]
+
+
+# LEAPP
+
+
+LEAPP_VERSION = "1.3"
+"""Version of LEAPP's layout, which Isaac Lab and Isaac ROS read."""
+NODE = "policy"
+
+
+def write_leapp(onnx: Path) -> Path:
+    """Write `NAME.leapp.yaml` next to an exported `NAME.onnx`, for a batch of one; return its path."""
+    path = onnx.with_suffix(".leapp.yaml")
+    if path.exists():
+        raise ContractError(f"{path} already exists; remove it or export to another name")
+    about = json.loads(onnx.with_name(f"{onnx.name}.json").read_text())
+    contract = read_contract(onnx.with_suffix(".yaml"))
+    names = {group["group"]: _element_names(group["terms"]) for group in contract["observations"]}
+    names["action"] = _element_names(contract["action"]["terms"])
+    states = [part["name"] for part in contract["state"]]
+    data = onnx.read_bytes()
+    parameters = {
+        "model_path": onnx.name,
+        "md5sum": hashlib.md5(data, usedforsecurity=False).hexdigest(),
+        "sha256sum": hashlib.sha256(data).hexdigest(),
+        "backend": "onnx",
+    }
+    inputs = [_describe_tensor(name, entry, names) for name, entry in about["inputs"].items()]
+    outputs = [_describe_tensor(name, entry, names) for name, entry in about["outputs"].items()]
+    description = {
+        "models": {NODE: {"inputs": inputs, "outputs": outputs, "parameters": parameters}},
+        "pipeline": {
+            "data_flow": {},
+            "feedback_flow": {f"{NODE}/next_{state}": [f"{NODE}/{state}"] for state in states},
+            "inputs": {NODE: [name for name in about["inputs"] if name not in states]},
+            "outputs": {NODE: ["action"]},
+        },
+        "system information": {"leapp config version": LEAPP_VERSION, **about["versions"]},
+    }
+    replace_file(path, yaml.safe_dump(description, sort_keys=False, default_flow_style=None).encode())
+    return path
+
+
+def _describe_tensor(name: str, entry: dict[str, Any], names: dict[str, list[str]]) -> dict[str, Any]:
+    shape = [1, *entry["shape"][1:]]
+    described = {"name": name, "dtype": entry["dtype"], "shape": shape, "type": "tensor"}
+    if len(shape) == 2 and len(names.get(name, ())) == shape[1]:
+        described["element_names"] = [names[name]]
+    return described
+
+
+def _element_names(terms: Any) -> list[str]:
+    """Return the name of every component, `term/component`; empty if one is unknown."""
+    if terms == UNKNOWN:
+        return []
+    if any(term["components"] == UNKNOWN or len(term["components"]) != term["size"] for term in terms):
+        return []
+    return [f"{term['name']}/{component}" for term in terms for component in term["components"]]

@@ -109,7 +109,8 @@ EXPORT_OBSERVATIONS = 1000
 EXPORT_ARGUMENTS = (
     Argument(
         "--to",
-        "formats of the files in the run's exports folder: onnx, torch, c, numpy (default onnx,torch)",
+        "formats of the files in the run's exports folder: onnx, torch, c, numpy (default onnx,torch), or leapp, which "
+        "is onnx with LEAPP's YAML file",
         "FORMATS",
         export_formats,
     ),

@@ -301,7 +301,7 @@ def export_formats(text: str) -> list[str]:
     """Convert the text of `--to` of `canter export`."""
     from canter.play.export import SUFFIXES
 
-    return [one_of(*SUFFIXES)(name) for name in text.split(",")]
+    return [one_of(*SUFFIXES, "leapp")(name) for name in text.split(",")]
 
 
 def viewer_name(text: str) -> str:

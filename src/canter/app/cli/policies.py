@@ -9,7 +9,7 @@ import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from canter.app.cli.commands import PLAY_MAX_STEPS, STDOUT
 from canter.app.cli.opening import Adapt, OpenEnv, OpenPolicy, open_policy, open_without_policy
@@ -25,6 +25,7 @@ from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
+from canter.play.contract import write_leapp
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 from canter.play.latency import measure_latency
@@ -254,7 +255,11 @@ def export_command(arguments: argparse.Namespace) -> None:
         inputs = collect_inputs(opened.policy, opened.env, arguments.observations, opened.eval_seed)
         metadata = mjlab.onnx_metadata(opened.env, str(opened.run or opened.source))
     policy = with_interface(opened.policy, opened.env.spec.interface)
-    files = export_files(opened, output, arguments.to or ["onnx", "torch"], "-int8" if arguments.int8 else "")
+    names: list[Format | Literal["leapp"]] = arguments.to or ["onnx", "torch"]
+    formats: list[Format] = [format for format in SUFFIXES if format in names]
+    if "leapp" in names and "onnx" not in names:
+        formats.insert(0, "onnx")
+    files = export_files(opened, output, formats, "-int8" if arguments.int8 else "")
     if arguments.int8 and [*files] != ["c"]:
         raise UsageError(f"--int8 is for a C header alone: --to c, not {','.join(files)}")
     for format, path in files.items():
@@ -267,6 +272,8 @@ def export_command(arguments: argparse.Namespace) -> None:
             mjlab.attach_metadata(str(path), metadata)
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
     print(f"{next(iter(files.values())).with_suffix('.yaml')}: what the numbers mean")
+    if "leapp" in (arguments.to or ()):
+        print(f"{write_leapp(files['onnx'])}: the ONNX file for LEAPP")
     if arguments.bench:
         print_latency(files, opened.policy, inputs)
 
