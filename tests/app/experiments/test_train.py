@@ -123,6 +123,12 @@ def test_settings_are_keywords_by_their_names_and_may_be_parts():
             canter.train(Walk, **theirs)
 
 
+@pytest.mark.parametrize("episodes", [-1, 2.5, "3", None])
+def test_a_final_evaluation_of_no_number_of_episodes_is_refused(episodes):
+    with pytest.raises(ValueError, match="final_evaluation=.*expected True, False or a number of episodes"):
+        canter.train(Walk, **SMALL, console="quiet", final_evaluation=episodes)
+
+
 def test_settings_may_be_objects_deep_inside_of_a_dict():
     model = {"policy": canter.NetworkConfig(hidden=(8,)), "critic": canter.network(nn.Linear, out_features=4)}
     result = canter.train(Walk, **SMALL | {"algorithm": {"model": model}}, console="quiet", final_evaluation=False)
