@@ -24,6 +24,8 @@ FLAT = 0.2
 LEARNED = 3.0
 """Gain of the mean return, in standard deviations of untrained episodes, that chance does not give."""
 SOLVED_RATE = 0.8
+FAR_FROM_SOLVED = 0.1
+"""Rate of success below which a return that no longer rises is not the best."""
 
 
 @dataclass(frozen=True)
@@ -179,8 +181,8 @@ class Signals:
     def solved(self) -> bool:
         """True if episodes succeed, or the return has learned and is flat at its best."""
         success = self.recent("success_rate", 1)
-        if len(success) and success[-1] >= SOLVED_RATE:
-            return True
+        if len(success) and (success[-1] >= SOLVED_RATE or success[-1] < FAR_FROM_SOLVED):
+            return bool(success[-1] >= SOLVED_RATE)
         returns = self.known("return")
         if self.current_gain < LEARNED or self.fraction < 2 * FLAT:
             return False
