@@ -184,6 +184,9 @@ def test_names_of_older_scripts():
     assert torch.equal(policy.act_inference(obs), runner.get_inference_policy()(obs))
     assert runner.obs_normalizer(obs).shape == (3, OBS)
     assert float(runner.alg.optimizer.learning_rate) == runner.alg.learning_rate
+    assert runner.alg.optimizer.param_groups[0]["lr"] == runner.alg.learning_rate
+    with pytest.raises(TypeError, match="item assignment"):
+        runner.alg.optimizer.param_groups[0]["lr"] = 1.0
 
 
 def learned_file(tmp_path, generation=5, **changes):

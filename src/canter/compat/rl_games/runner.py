@@ -19,6 +19,7 @@ import torch
 from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, plain
 from canter.compat.rl_games.hooks import DefaultAlgoObserver, refuse_overrides, refuse_rl_games_agents
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
+from canter.compat.settings.rl_games import NO_POPULATIONS
 from canter.core.plain import ConfigError
 from canter.core.registry import nearest
 from canter.nn.actor_critic import Policy
@@ -74,7 +75,7 @@ class Runner:
     def load(self, yaml_config: Mapping[str, Any]) -> None:
         """Load settings, `{"params": ...}`; they are copied and never changed."""
         if (yaml_config.get("pbt") or {}).get("enabled"):  # Isaac Lab's: it would start rl_games itself again
-            raise ConfigError("pbt.enabled=True: there is no population based training here: start several runs")
+            raise ConfigError(f"pbt.enabled=True: {NO_POPULATIONS}", "pbt.enabled")
         self.default_config = _copied(yaml_config["params"])
         self.load_config(_copied(yaml_config["params"]))
 

@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,8 +49,9 @@ class LearningAlg:
 
     @property
     def optimizer(self) -> Any:
-        """Parameter group of the policy, with its learning rate."""
-        return self._group
+        """Return torch's view of the optimizer, to be read only: the settings' schedule has the rate."""
+        shown = MappingProxyType({"lr": self.learning_rate, "params": self._group.parameters})
+        return SimpleNamespace(param_groups=[shown], learning_rate=self.learning_rate)
 
     @property
     def learning_rate(self) -> float:

@@ -306,7 +306,9 @@ def _env_id(s: Section, name: str) -> str:
     return name if re.search(r"-v\d+$", name) else ""
 
 
-NO_POPULATIONS = "there is no population based training here: start several runs"
+NO_POPULATIONS = (
+    "there is no population based training here: set it to False for a single run, or search with canter tune ENV"
+)
 
 
 def no_self_play(s: Section) -> None:
