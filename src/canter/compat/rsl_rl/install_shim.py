@@ -10,13 +10,7 @@ from canter.compat.rsl_rl.distillation import DistillationRunner
 from canter.compat.rsl_rl.runner import OnPolicyRunner
 
 RUNNERS = {"OnPolicyRunner": OnPolicyRunner, "DistillationRunner": DistillationRunner}
-MODULES = {
-    "rsl_rl": {},
-    "rsl_rl.env": {"VecEnv": type("VecEnv", (), {"__doc__": "Base class of environments for RSL-RL."})},
-    "rsl_rl.runners": RUNNERS,
-    "rsl_rl.runners.on_policy_runner": RUNNERS,
-    "rsl_rl.runners.distillation_runner": RUNNERS,
-}
+MODULES = {"rsl_rl": {}, "rsl_rl.runners": RUNNERS, "rsl_rl.runners.on_policy_runner": RUNNERS}
 """Modules added if RSL-RL is not installed."""
 
 replace_classes("rsl_rl", "rsl_rl.runners", MODULES)

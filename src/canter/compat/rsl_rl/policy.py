@@ -111,9 +111,7 @@ class InferencePolicy(InferenceModel):
 
         Only a recurrent policy has them: scripts call `hasattr`.
         """
-        if not self.is_recurrent:
-            raise AttributeError("memory_a: the policy is not recurrent")
-        return SimpleNamespace(rnn=getattr(exported(self.policy), "rnn", None))
+        return SimpleNamespace(rnn=exported(self.policy).rnn)
 
     def as_jit(self) -> nn.Module:
         """Return a module for TorchScript.

@@ -204,7 +204,7 @@ def import_config(
         rsl_rl.translate(run, generation)
     else:
         found = ", ".join(map(str, list(tree)[:8]))
-        unread = "".join(f"; {key}: {value.reason}" for key, value in tree.items() if isinstance(value, Unread))
+        unread = "".join(f"; {key}: {value}" for key, value in tree.items() if isinstance(value, Unread))
         raise ConfigError(
             f"{name}: neither rl_games' (params: ...) nor RSL-RL's (algorithm: class_name: PPO); has {found}{unread}"
         )

@@ -9,11 +9,10 @@ or on the path; a function or any other object becomes the text "module:name".
 from __future__ import annotations
 
 import ast
-import copy
 import operator
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from canter.compat.settings.python_syntax import (
     Definition,
     External,
     Module,
-    OwnFields,
     Unread,
     fields_of,
     is_class,
@@ -47,8 +45,6 @@ class Reader:
 
     def __init__(self, path: Path) -> None:
         self.modules: dict[Path, Module] = {}
-        self.unreached: dict[str, None] = {}
-        """Classes of settings in packages that are not found."""
         self.roots = [*_package_roots(path), *(Path(entry) for entry in sys.path if entry)]
         self.main = self.module(path)
 
@@ -159,14 +155,12 @@ class Evaluator(Reader):
                 return self.value(body, module, scope)
         raise self.fail(module, node, NOT_RUN)
 
-    def or_text(self, node: ast.AST, module: Module, scope: Class | None = None) -> Any:
-        """Return an expression as plain data, or as `Unread` text if it has no value unless the file runs."""
+    def or_error(self, node: ast.AST, module: Module, scope: Class | None = None) -> Any:
+        """Return an expression as plain data, or as `Unread` if it has no value unless the file runs."""
         try:
             return self.value(node, module, scope)
         except ConfigError as error:
-            text = Unread(ast.unparse(node))
-            text.reason = str(error)
-            return text
+            return Unread(error)
 
     def _number(self, node: ast.AST, module: Module, scope: Class | None) -> float:
         value = self.value(node, module, scope)
@@ -184,7 +178,10 @@ class Evaluator(Reader):
         if isinstance(node, ast.Attribute):
             of = self._target(node.value, module, scope)
             if isinstance(of, External):
-                return External(f"{of}{'.' if ':' in of else ':'}{node.attr}")
+                return External(f"{of}{'.' if ':' in of or of == 'self' else ':'}{node.attr}")
+            own: Any = of.node.value if isinstance(of.node, ast.Constant) else None
+            if isinstance(own, dict) and node.attr in own:
+                return Definition(ast.Constant(own[node.attr]), module)  # a field of self, in __post_init__
             for base in self.lineage(of) if is_class(of) else ():
                 own = fields_of(base.node) | nested(base.node)
                 if node.attr in own:
@@ -196,7 +193,7 @@ class Evaluator(Reader):
             return MISSING
         found = self._target(node, module, scope)
         if isinstance(found, External):
-            if found.startswith("self:"):
+            if found.startswith("self."):
                 raise self.fail(module, node, "no such field of self")
             return MISSING if found.endswith(":MISSING") else str(found)
         if isinstance(found.node, ast.ClassDef | ast.FunctionDef):
@@ -217,12 +214,11 @@ class Evaluator(Reader):
             return self.value(node.args[0], module, scope) if node.args else ({} if name == "dict" else [])
         if name in NUMERIC and not keywords and self.find(module, name) is None:
             return NUMERIC[name](*(self._number(item, module, scope) for item in node.args))
-        given = {key: self.or_text(item, module, scope) for key, item in keywords.items()}
+        given = {key: self.or_error(item, module, scope) for key, item in keywords.items()}
         if name == "dict":
             return given
         found = self._target(node.func, module, scope)
         if isinstance(found, External) and (name in CLASS_NAMES or name.endswith("Cfg")):
-            self.unreached[found] = None
             return {"class_name": CLASS_NAMES.get(name, MISSING)} | given
         if isinstance(found, External):
             raise self.fail(module, node, NOT_RUN)
@@ -238,8 +234,6 @@ class Evaluator(Reader):
         if len(returned) != 1:
             raise self.fail(module, function, NOT_RUN)
         local = Module(module.path, module.name, dict(module.names), module.stars)
-        named = function.args.args[len(function.args.args) - len(function.args.defaults) :]
-        local.names |= {argument.arg: value for argument, value in zip(named, function.args.defaults, strict=True)}
         for statement in function.body:
             note(local, statement)
         return self.value(returned[0], local)
@@ -251,8 +245,6 @@ class Evaluator(Reader):
             found = self._target(base, cls.module, cls.outer)
             if is_class(found):
                 yield from self.lineage(found)
-            elif isinstance(found, External) and ":" in found:
-                self.unreached[found] = None
 
     def base_names(self, cls: Class) -> Iterator[str]:
         """Yield the names of a class and all its bases, in reach or not."""
@@ -271,7 +263,7 @@ class Evaluator(Reader):
         values: dict[str, Any] = {"class_name": known[0]} if known else {}
         for member in reversed(lineage):
             for name, node in fields_of(member.node).items():
-                values[name] = self.or_text(node, member.module, member)
+                values[name] = self.or_error(node, member.module, member)
             for name, node in nested(member.node).items():
                 if name.islower():  # legged_gym's sections are classes inside of a class
                     values[name] = self.instance(Definition(node, member.module, member))
@@ -294,30 +286,29 @@ class Evaluator(Reader):
                     self._post_init([*self.lineage(cls)][1:], values)
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
                     self._assign(target, value, values, cls)
-                case ast.AugAssign(target=ast.Attribute() as target, op=op, value=value):
-                    self._assign(target, ast.BinOp(target, op, value), values, cls)
                 case _:
                     raise self.fail(cls.module, statement, NOT_RUN)
 
-    def _assign(self, target: ast.Attribute, node: ast.expr, values: dict[str, Any], cls: Class) -> None:
+    def _assign(self, target: ast.Attribute, node: ast.expr, values: Any, cls: Class) -> None:
         root, *path = ast.unparse(target).split(".")
-        here: Any = values
+        here = values
         for part in path[:-1]:
             here = here.get(part) if isinstance(here, dict) else None
         if root != "self" or not isinstance(here, dict):
             raise self.fail(cls.module, target, "expected a field of self that exists")
-        own = OwnFields(values).visit(copy.deepcopy(node))
-        here[path[-1]] = self.or_text(own, cls.module, cls)
+        local = replace(cls.module, names=cls.module.names | {"self": ast.Constant(values)})
+        here[path[-1]] = self.or_error(node, local, cls)
 
-    def run(self, name: str, read: Callable[[], Any]) -> Any:
+    def run(self, name: str, tree: Any) -> Any:
         """Return the settings of a whole run.
 
         Raise ConfigError if they stand in a package that is not found.
         """
-        tree = without_missing(read())
-        if isinstance(tree, dict) and "num_steps_per_env" not in tree.get("runner", tree) and self.unreached:
-            why = f"no num_steps_per_env: {', '.join(self.unreached)} cannot be read here"
-            raise ConfigError(f"{self.main.path}:{name}: {why}; install the package, or put it on PYTHONPATH")
+        tree = without_missing(tree)
+        imported = {found[0]: None for found in self.main.names.values() if isinstance(found, tuple)}
+        if isinstance(tree, dict) and "num_steps_per_env" not in tree.get("runner", tree) and imported:
+            why = f"no num_steps_per_env in what can be read here of {', '.join(imported)}"
+            raise ConfigError(f"{self.main.path}:{name}: {why}; install the packages, or put them on PYTHONPATH")
         return tree
 
 
@@ -340,23 +331,20 @@ CLASS_NAMES = {
 """
 
 
-def returns_run(function: ast.FunctionDef) -> bool:
-    """Return True for a function that returns the settings of a run and needs no argument."""
-    needs_arguments = len(function.args.args) > len(function.args.defaults)
-    return function.returns is not None and "RunnerCfg" in ast.unparse(function.returns) and not needs_arguments
-
-
 def runs_in(path: Path) -> dict[str, Any]:
     """Return the settings of all runs in a file, as callables by name."""
     evaluator = Evaluator(path)
     found: dict[str, Any] = {}
     for name, node in evaluator.main.names.items():
-        if isinstance(node, ast.ClassDef):
-            cls = Definition(node, evaluator.main)
-            if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
-                found[name] = partial(evaluator.run, name, partial(evaluator.instance, cls))
-        elif isinstance(node, ast.FunctionDef) and returns_run(node):
-            found[name] = partial(evaluator.run, name, partial(evaluator.returned, node, evaluator.main))
+        match node:
+            case ast.ClassDef():
+                cls = Definition(node, evaluator.main)
+                if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
+                    found[name] = lambda name=name, cls=cls: evaluator.run(name, evaluator.instance(cls))
+            case ast.FunctionDef(args=ast.arguments(args=[]), returns=ast.expr() as kind) if "RunnerCfg" in ast.unparse(
+                kind
+            ):
+                found[name] = lambda name=name, f=node: evaluator.run(name, evaluator.returned(f, evaluator.main))
     return found
 
 
@@ -364,10 +352,7 @@ def read_python_config(path: Path, name: str | None = None) -> tuple[dict[str, A
     """Return the settings of one class or function of a file, and its name."""
     found = runs_in(path)
     if not found:
-        raise ConfigError(
-            f"{path}: no class of settings for a whole run, such as one of RslRlOnPolicyRunnerCfg, and no function "
-            "without arguments that returns one; a script can pass a mapping to canter.compat.import_config"
-        )
+        raise ConfigError(f"{path}: no class of settings for a whole run, and no function without arguments for one")
     if name is None and len(found) > 1:
         raise ConfigError(f"{path}: has several settings, say which: {', '.join(f'{path}:{each}' for each in found)}")
     if name is not None and name not in found:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -36,9 +36,7 @@ class External(str):
 
 
 class Unread(str):
-    """Text of an expression that has no value unless the file runs."""
-
-    reason: str = ""
+    """Error of an expression that has no value unless the file runs, in place of the value."""
 
 
 @dataclass
@@ -87,23 +85,6 @@ def assigned(node: ast.stmt) -> dict[str, ast.expr]:
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
             return {name: value}
     return {}
-
-
-class OwnFields(ast.NodeTransformer):
-    """Replaces the fields of `self` in an expression by their values."""
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.values = values
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        """Return the value of a field that exists as a constant."""
-        root, *path = ast.unparse(node).split(".")
-        value: Any = self.values
-        for part in path:
-            value = value.get(part, MISSING) if isinstance(value, Mapping) else MISSING
-        if root != "self" or value is MISSING:
-            return self.generic_visit(node)
-        return ast.copy_location(ast.Constant(value), node)
 
 
 def note(module: Module, node: ast.stmt) -> None:

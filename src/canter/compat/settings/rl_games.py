@@ -306,9 +306,7 @@ def _env_id(s: Section, name: str) -> str:
     return name if re.search(r"-v\d+$", name) else ""
 
 
-NO_POPULATIONS = (
-    "there is no population based training here: set it to False for a single run, or search with canter tune ENV"
-)
+NO_POPULATIONS = "no population trains here: set it to False for one run, or search settings with canter tune ENV"
 
 
 def no_self_play(s: Section) -> None:

@@ -119,7 +119,6 @@ def _plain(value: Any) -> Any:
 NONE = (None, "None", "none", "null", "")
 """Values that mean nothing; YAML reads `None` as a word."""
 ABSENT = object()
-UNKNOWN = "unknown key"
 
 
 @dataclass
@@ -195,7 +194,7 @@ class Import:
             else:
                 suggestion = nearest(leaf.rpartition(".")[2], self.names)
                 near = f", {suggestion}" if suggestion.startswith("did") else ""
-                self.report.add(leaf, value, "refused", why=f"{UNKNOWN}{near}")
+                self.report.add(leaf, value, "refused", why=f"unknown key{near}")
 
     def config(self) -> TrainConfig:
         """Return the settings.
@@ -206,7 +205,7 @@ class Import:
         if refused:
             shown = "; ".join(self._line(entry.key) + entry.line() for entry in refused[:3])
             more = f"; and {len(refused) - 3} more" if len(refused) > 3 else ""
-            unknown = [entry.key for entry in refused if entry.why.startswith(UNKNOWN)]
+            unknown = [entry.key for entry in refused if entry.why.startswith("unknown key")]
             flags = " ".join(f"--without {key}" for key in unknown)
             advice = f"; leave out what is not known: {flags} (ignore={unknown} in a script)" if unknown else ""
             raise ImportRefused(f"{self.report.source}: refused: {shown}{more}{advice}", self.report)
@@ -260,9 +259,9 @@ class Section:
         """Read the value of a key as it is; raise ConfigError if it has none unless its file runs."""
         value = self._look(key, default)
         if isinstance(value, Unread):
-            path = self.key(key)
-            advice = f"write it out, or leave it out with --without {path} (ignore=[{path!r}] in a script)"
-            raise ConfigError(f"{path}: {value.reason}; {advice}", path)
+            raise ConfigError(
+                f"{self.key(key)}: {value}; write it out, or add --without {self.key(key)}", self.key(key)
+            )
         self.run.values_read.add(self.key(key))
         return value
 
