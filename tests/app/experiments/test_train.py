@@ -125,7 +125,7 @@ def test_settings_are_keywords_by_their_names_and_may_be_parts():
 
 @pytest.mark.parametrize("episodes", [-1, 2.5, "3", None])
 def test_a_final_evaluation_of_no_number_of_episodes_is_refused(episodes):
-    with pytest.raises(ValueError, match="final_evaluation=.*expected True, False or a number of episodes"):
+    with pytest.raises(ValueError, match=r"final_evaluation=.*expected True, False or a number of episodes"):
         canter.train(Walk, **SMALL, console="quiet", final_evaluation=episodes)
 
 
