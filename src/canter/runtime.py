@@ -77,7 +77,7 @@ class Policy:
 
     def __init__(self, path: str | Path) -> None:
         """Read a file; raise ValueError if it was changed or is of another version."""
-        with np.load(path, allow_pickle=False) as file:
+        with np.load(path) as file:  # it refuses objects by default
             self._arrays = dict(file)
         if "sha256" not in self._arrays or self._arrays.pop("sha256").tobytes() != hash_arrays(self._arrays):
             raise ValueError(f"{path}: sha256 does not match: the file was changed, or is no policy")

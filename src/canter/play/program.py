@@ -210,7 +210,8 @@ def write_numpy(program: Program, contract: dict[str, Any], path: Path) -> None:
     }
     text = json.dumps(document, allow_nan=False).encode()
     arrays = program.arrays | {"document": np.frombuffer(text, np.uint8)}
-    np.savez(path, allow_pickle=False, **arrays, sha256=np.frombuffer(hash_arrays(arrays), np.uint8))
+    stored: dict[str, Any] = arrays | {"sha256": np.frombuffer(hash_arrays(arrays), np.uint8)}
+    np.savez(path, **stored)
 
 
 def load_numpy(path: Path, contract: dict[str, Any]) -> Exported:
