@@ -172,7 +172,7 @@ def test_a_label_that_only_a_run_of_the_file_knows_is_left_out(tmp_path):
 
 def test_a_setting_that_only_a_run_of_the_file_knows_is_refused_by_key(tmp_path):
     path = write(tmp_path, f"{ISAAC}\n@configclass\nclass MineCfg(RoughCfg):\n    save_interval = chosen()\n")
-    with pytest.raises(ConfigError, match=r"save_interval: .*chosen\(\).*--without save_interval"):
+    with pytest.raises(ConfigError, match=r"save_interval: .*chosen\(\).*--without"):
         import_config(f"{path}:MineCfg", num_envs=8)
     assert import_config(f"{path}:MineCfg", num_envs=8, without=("save_interval",)).config.until.iterations == 300
 

@@ -259,9 +259,7 @@ class Section:
         """Read the value of a key as it is; raise ConfigError if it has none unless its file runs."""
         value = self._look(key, default)
         if isinstance(value, Unread):
-            raise ConfigError(
-                f"{self.key(key)}: {value}; write it out, or add --without {self.key(key)}", self.key(key)
-            )
+            raise ConfigError(f"{self.key(key)}: {value}; write it out, or add --without with this key", self.key(key))
         self.run.values_read.add(self.key(key))
         return value
 
