@@ -254,6 +254,8 @@ static int log_prob(const Model *model, const Samples *samples, void *result)
             precisions(params + n, row, n);
             ((REAL *)result)[r] =
                 gaussian_log_prob(params, params + n, row, (const REAL *)samples->action + r * n, n);
+            if (policy->squashed)
+                ((REAL *)result)[r] -= log_squash_slopes(policy, (const REAL *)samples->action + r * n);
         } else {
             log_softmax(policy, params, row);
             ((REAL *)result)[r] = categorical_log_prob(policy, row, (const int64_t *)samples->action + r * policy->components);

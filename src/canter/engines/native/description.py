@@ -19,7 +19,8 @@ from canter.engines.base import PPOLoss, SACLoss
 from canter.engines.native import compiled
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.describe import CELLS, LayerSpec, SACModel, describe
-from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical
+from canter.functional.densities import NORMAL_NODES, NORMAL_WEIGHTS, log_volume
+from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical, TanhGaussian, interval
 from canter.nn.normalizer import Normalizer
 
 Gradients = Mapping[Tensor, Tensor]
@@ -155,7 +156,7 @@ class PPODescription(Description):
 
     def _policy(self, trained: bool) -> Fields:
         match self.model.policy.distribution:
-            case DiagGaussian() as distribution:
+            case DiagGaussian() | TanhGaussian() as distribution:
                 return self._gaussian(distribution, trained)
             case Categorical(n):
                 options = (n,)
@@ -170,20 +171,29 @@ class PPODescription(Description):
             "options": np.array(options, np.int64),
         }
 
-    def _gaussian(self, distribution: DiagGaussian, trained: bool) -> Fields:
-        dim = distribution.dim
+    def _gaussian(self, distribution: DiagGaussian | TanhGaussian, trained: bool) -> Fields:
+        dim = distribution.param_dim // 2
+        squashed = isinstance(distribution, TanhGaussian)
+        to_env = interval(distribution.low, distribution.high) if squashed else distribution.interval()
         bound = self.loss.bound
         columns = {
             name: torch.tensor(column, dtype=self.dtype).numpy()
-            for name, column in zip(("scale", "centre", "low", "high"), distribution.interval(), strict=True)
+            for name, column in zip(("scale", "centre", "low", "high"), to_env, strict=True)
         }
         centre, half = (bound.centre, bound.half) if bound else (torch.zeros(dim), torch.ones(dim))
         columns["bound_centre"] = centre.to(self.dtype).expand(dim).contiguous().numpy()
         columns["bound_half"] = half.to(self.dtype).expand(dim).contiguous().numpy()
-        head = self.model.actor.head
-        rescaled = distribution.bounds != "none"
-        gaussian = {"family": "gaussian", "outputs": dim, "masked": False, "to_env": rescaled}
-        return gaussian | self.std(head, trained) | columns
+        columns["nodes"] = torch.tensor(NORMAL_NODES, dtype=self.dtype).numpy()
+        columns["node_weights"] = torch.tensor(NORMAL_WEIGHTS, dtype=self.dtype).numpy()
+        gaussian = {
+            "family": "gaussian",
+            "outputs": dim,
+            "masked": False,
+            "to_env": squashed or distribution.bounds != "none",
+            "squashed": squashed,
+            "log_volume": log_volume(distribution.low, distribution.high) if squashed else 0.0,
+        }
+        return gaussian | self.std(self.model.actor.head, trained) | columns
 
     def _loss(self) -> Fields:
         loss = self.loss

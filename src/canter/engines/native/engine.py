@@ -33,7 +33,7 @@ from canter.engines.native import ACTIVATIONS, STD_FORMS, build_requirement, com
 from canter.engines.native.description import PPODescription
 from canter.functional.statistics import moments
 from canter.nn.actor_critic import ActorCritic
-from canter.nn.distributions import DiagGaussian, MultiCategorical
+from canter.nn.distributions import DiagGaussian, MultiCategorical, TanhGaussian
 from canter.nn.optimizer import Optimizer
 
 LAYERS = {
@@ -68,7 +68,7 @@ CAPABILITIES = Capabilities(
     model=LAYERS
     | {
         "layer norm": {"before_activation"},
-        "distribution": {"gaussian", "categorical", "multi_categorical"},
+        "distribution": {"gaussian", "tanh_gaussian", "categorical", "multi_categorical"},
         "action mask": {"torch.bool"},
         "rnn": {"standard"},
         "cell": {"lstm", "gru"},
@@ -120,8 +120,12 @@ class NativeEngine:
         # Looked up once: a module's attributes take longer to find than an action.
         self._policy_groups = model.actor.network.groups
         self._masked = model.actor.masked
-        self._gaussian = isinstance(self.distribution, DiagGaussian)
-        self._bounded = self._gaussian and self.distribution.bounds != "none"
+        self._gaussian = isinstance(self.distribution, DiagGaussian | TanhGaussian)
+        match self.distribution:
+            case DiagGaussian(bounds=bounds):
+                self._bounded = bounds != "none"
+            case other:
+                self._bounded = isinstance(other, TanhGaussian)
         self._action_dtype = self.dtype if self._gaussian else torch.int64
         self._params = torch.empty(0, 0)
         self._description = PPODescription(loss, model, gradients)
@@ -170,7 +174,7 @@ class NativeEngine:
 
     def _prepare(self, count: int) -> None:
         """Allocate the noise of all ranks, of which this one uses its part, and the results."""
-        width = self.distribution.dim if self._gaussian else self.distribution.param_dim
+        width = self.distribution.param_dim // (2 if self._gaussian else 1)
         shape: tuple[int, ...] = (count, width) if self._gaussian else (count,)
         if isinstance(self.distribution, MultiCategorical):
             shape = (count, len(self.distribution.nvec))

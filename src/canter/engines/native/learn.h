@@ -45,13 +45,22 @@ static void gaussian_gradient(const Job *job, Workspace *w, int64_t row, REAL *m
         terms.entropy += log_std[j] + (HALF_LOG_TWO_PI + (REAL)0.5);
         d[j] = 0;
     }
+    REAL *by_mean = d + stride, *by_log_std = by_mean + stride; /* of what squashing adds to the entropy */
+    if (policy->squashed) {
+        terms.log_prob -= log_squash_slopes(policy, action);
+        terms.entropy += (REAL)policy->log_volume;
+        for (long j = 0; j < n; j++)
+            terms.entropy += mean_squash_slope(policy, mean[j], ONE / precision[j], &by_mean[j], &by_log_std[j]);
+    }
     add_terms(job, w, row, &terms);
+    for (long j = 0; j < n && policy->squashed; j++)
+        d[j] += terms.d_entropy * by_mean[j];
     if (model->loss.bound)
         w->sums[BOUND_SUM] += bound_error(model, mean, (REAL)model->loss.bound_coef * job->weight, d);
     REAL *d_log_std = w->d_log_std;
     for (long j = 0; j < n; j++) {
         REAL z = (action[j] - mean[j]) * precision[j];
-        REAL d_std = terms.d_log_prob * (z * z - ONE) + terms.d_entropy;
+        REAL d_std = terms.d_log_prob * (z * z - ONE) + terms.d_entropy * (policy->squashed ? ONE + by_log_std[j] : ONE);
         mean[j] = terms.d_log_prob * z * precision[j] + d[j];
         if (raw)
             log_std[j] = d_std;

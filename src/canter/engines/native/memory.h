@@ -111,7 +111,7 @@ static void lay_out_workspace(Arena *arena, const Model *model, Workspace *w)
                 trace->d = model->batch_size ? take_rows(arena, model->block, layer->outputs) : w->d[i % 2];
         }
     }
-    w->row = take_rows(arena, 4, model->policy.params);
+    w->row = take_rows(arena, 5, model->policy.params);
     if (model->batch_size && w != model->workspace)
         return;
     size_t before = arena->used;

@@ -139,6 +139,12 @@ static void read_gaussian(Fields *f, Policy *policy)
     if (f->h->model.batch_size) /* SAC squashes its samples in Python */
         return;
     policy->to_env = (int)read_integer(f, "to_env", 1);
+    policy->squashed = (int)read_integer(f, "squashed", 1);
+    policy->log_volume = read_number(f, "log_volume");
+    policy->nodes = read_array(f, "nodes", NODES, f->h->real->item);
+    policy->node_weights = read_array(f, "node_weights", NODES, f->h->real->item);
+    if (!policy->nodes || !policy->node_weights)
+        fail(f->h, "the description of a model: %s.%s is missing", f->what, "nodes or node_weights");
     static const char *const names[] = {"scale", "centre", "low", "high", "bound_centre", "bound_half"};
     void **columns[] = {&policy->scale, &policy->centre, &policy->low, &policy->high, &policy->bound_centre,
                         &policy->bound_half};

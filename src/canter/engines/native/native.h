@@ -26,7 +26,7 @@ enum { POLICY_SUM, VALUE_SUM, ENTROPY_SUM, KL_SUM, CLIPPED_SUM, BOUND_SUM, SUMS 
 
 /* Samples that pass through a model together: their activations stay in the cache from the first layer to the last and
  * back. Threads take whole blocks. */
-enum { BLOCK = 64, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
+enum { BLOCK = 64, NODES = 25, MAX_GROUPS = 16, MAX_CRITICS = 8, MAX_TOWERS = 1 + 2 * MAX_CRITICS };
 /* Of a recurrent model a block holds whole sequences: so many that a product reads its weights once for many of them,
  * but fewer if they are long, for the memory of their activations. */
 enum { FEWEST_SEQUENCES = 4, MOST_SEQUENCES = 24, MOST_ROWS = 4096, MAX_CELLS = 8, MAX_STATES = 2 * MAX_CELLS };
@@ -75,6 +75,9 @@ typedef struct {
     Parameter raw_std;      /* of a Gaussian whose std is a parameter, or NULL */
     double std_mid, std_half;
     int to_env;                                      /* the environment receives a rescaled or clipped sample */
+    int squashed;                                    /* by tanh, before rescaling; the bounds are finite */
+    double log_volume;                               /* of the bounds */
+    void *nodes, *node_weights;                      /* of expectations under a standard normal, [NODES] */
     void *scale, *centre, *low, *high;               /* of the rescaling, [A] */
     void *bound_centre, *bound_half;                 /* units of the bound loss, [A] */
 } Policy;

@@ -3,6 +3,7 @@
 #define CANTER_POLICY_H
 
 #define HALF_LOG_TWO_PI ((REAL)0.91893853320467274)
+#define LOG_TWO ((REAL)0.69314718055994531)
 #define MASKED_LOGIT ((REAL)-1e8)
 #define LEAST_STD ((REAL)1e-6)
 
@@ -64,6 +65,39 @@ ONCE REAL gaussian_log_prob(const REAL *mean, const REAL *log_std, const REAL *p
     return sum;
 }
 
+/* log((1 - tanh(u)^2) / 2): the log-slope of squashing u into an interval of length 1. */
+INLINE REAL log_squash_slope(REAL u)
+{
+    const REAL size = u < 0 ? -u : u;
+    return LOG_TWO - 2 * size - 2 * real_log(ONE + real_exp(-2 * size));
+}
+
+/* What squashing takes from the log-probability of a sample. */
+ONCE REAL log_squash_slopes(const Policy *policy, const REAL *sample)
+{
+    REAL sum = (REAL)policy->log_volume;
+    for (long j = 0; j < policy->outputs; j++)
+        sum += log_squash_slope(sample[j]);
+    return sum;
+}
+
+/* Returns the mean of the log-slope over samples of a normal, which squashing adds to the entropy, and its derivatives by
+ * mean and log-std. */
+static REAL mean_squash_slope(const Policy *policy, REAL mean, REAL std, REAL *by_mean, REAL *by_log_std)
+{
+    const REAL *node = policy->nodes, *weight = policy->node_weights;
+    REAL value = 0, first = 0, second = 0;
+    for (int i = 0; i < NODES; i++) {
+        const REAL u = mean + std * node[i], slope = -2 * real_tanh(u) * weight[i];
+        value += log_squash_slope(u) * weight[i];
+        first += slope;
+        second += slope * std * node[i];
+    }
+    *by_mean = first;
+    *by_log_std = second;
+    return value;
+}
+
 /* Of each discrete component. */
 ONCE void log_softmax(const Policy *policy, const REAL *logits, REAL *log_prob)
 {
@@ -115,7 +149,7 @@ static void draw_gaussian(const Policy *policy, const REAL *params, const REAL *
         action[j] = params[j] + real_exp(params[n + j]) * noise[j];
         if (!for_env)
             continue;
-        REAL x = action[j] * scale[j] + centre[j];
+        REAL x = (policy->squashed ? real_tanh(action[j]) : action[j]) * scale[j] + centre[j];
         x = x < low[j] ? low[j] : x; /* clipped last: rounding must stay within the bounds */
         for_env[j] = x > high[j] ? high[j] : x;
     }
