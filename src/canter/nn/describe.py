@@ -124,7 +124,7 @@ def _actor_layers(
     mask = str(obs[ACTION_MASK].dtype) if actor.masked else ABSENT
     features.append(Feature("action mask", mask, f"an action mask of {mask}"))
     head: Any = actor.head
-    expected = LinearHead if isinstance(distribution, Categorical | MultiCategorical) else GaussianHead
+    expected = LinearHead if isinstance(distribution, Beta | Categorical | MultiCategorical) else GaussianHead
     features.append(_class_feature("policy head", head, expected))
     if not isinstance(head, GaussianHead):
         linear = head.linear if isinstance(head, LinearHead) else None

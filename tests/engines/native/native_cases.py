@@ -20,6 +20,7 @@ ACTIONS = {
     "gaussian": Continuous((-2.0, -1.0, -0.5), (2.0, 3.0, float("inf"))),
     "one_gaussian": Continuous((-1.0,), (1.0,)),
     "tanh_gaussian": Continuous((-2.0, -1.0, -0.5), (2.0, 3.0, 1.0)),
+    "beta": Continuous((-2.0, -1.0), (2.0, 3.0)),
     "categorical": Discrete(5),
     "multi_categorical": MultiDiscrete((3, 2, 4)),
 }
@@ -65,8 +66,8 @@ def build(action="gaussian", groups=GROUPS, network=None, critic=None, dtype=tor
     if masked:
         choices = action_spec.n if isinstance(action_spec, Discrete) else sum(action_spec.nvec)
         groups = {**groups, ACTION_MASK: TensorSpec((choices,), torch.bool)}
-    if action == "tanh_gaussian":
-        settings |= {"distribution": "tanh_gaussian"}
+    if action in ("tanh_gaussian", "beta"):
+        settings |= {"distribution": action}
     config = ModelConfig(policy=network or NetworkConfig(hidden=(16, 9)), critic=critic, policy_gain=1.0, **settings)
     model = config.build(EnvSpec(groups, action_spec, 6)).to(dtype)
     rows = observations(groups, (40, 6), dtype, action_spec)

@@ -18,7 +18,7 @@ from canter.nn.network import NetworkConfig
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 
 OPTIONS = {
-    "action": ("gaussian", "one_gaussian", "tanh_gaussian", "categorical", "multi_categorical"),
+    "action": ("gaussian", "one_gaussian", "tanh_gaussian", "beta", "categorical", "multi_categorical"),
     "std": ("parameter", "network"),
     "std_form": ("bounded", "log", "scalar", "softplus"),
     "activation": ("tanh", "relu", "elu", "silu", "gelu", "leaky_relu"),
@@ -43,8 +43,8 @@ def random_case(picker):
         case["value_loss"] = "mse"
     if case["std"] == "network" and case["std_form"] == "scalar":
         case["std_form"] = "log"  # a network's output may be negative, and gradients at the least std are enormous
-    case["masked"] = case["masked"] and "gaussian" not in case["action"]
-    if "gaussian" not in case["action"] or case["action"] == "tanh_gaussian" or case["surrogate"] is None:
+    case["masked"] = case["masked"] and "categorical" in case["action"]
+    if case["action"] not in ("gaussian", "one_gaussian") or case["surrogate"] is None:
         case["bound"] = None
     return case
 

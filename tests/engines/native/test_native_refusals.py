@@ -63,7 +63,6 @@ def test_losses_are_refused_by_the_setting(loss, named):
             {"network": NetworkConfig(layer_norm=True, layer_norm_position="after_activation")},
             "model.policy.layer_norm_position=after_activation",
         ),
-        ({"distribution": "beta", "action": "one_gaussian"}, "model.distribution=beta"),
         ({"std": StdConfig(form="tanh"), "action": "one_gaussian"}, "model.std.form=tanh"),
         (
             {"groups": {"policy": TensorSpec((3, 64, 64))}},

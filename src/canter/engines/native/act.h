@@ -175,7 +175,7 @@ static void act_blocks(void *context, int thread, int threads)
                     memcpy(params + n, model->log_std, n * sizeof *params);
                 draw_gaussian(policy, params, job->noise + r * n, (REAL *)job->action + r * n,
                               job->for_env ? job->for_env + r * n : NULL);
-            } else {
+            } else if (policy->family == CATEGORICAL) {
                 if (policy->masked)
                     mask_logits(params, (const unsigned char *)job->samples->mask + r * n, n);
                 draw_categorical(policy, params, job->noise + r * n, (int64_t *)job->action + r * policy->components);
@@ -256,6 +256,9 @@ static int log_prob(const Model *model, const Samples *samples, void *result)
                 gaussian_log_prob(params, params + n, row, (const REAL *)samples->action + r * n, n);
             if (policy->squashed)
                 ((REAL *)result)[r] -= log_squash_slopes(policy, (const REAL *)samples->action + r * n);
+        } else if (policy->family == BETA) {
+            const REAL *action = (const REAL *)samples->action + r * (policy->outputs / 2);
+            ((REAL *)result)[r] = beta_log_prob(policy, params, action);
         } else {
             log_softmax(policy, params, row);
             ((REAL *)result)[r] = categorical_log_prob(policy, row, (const int64_t *)samples->action + r * policy->components);

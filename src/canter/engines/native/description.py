@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from canter.core.specs import TensorSpec
 from canter.engines.base import PPOLoss, SACLoss
 from canter.engines.native import compiled
+from canter.functional.densities import NORMAL_NODES, NORMAL_WEIGHTS, log_volume
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.describe import CELLS, LayerSpec, SACModel, describe
-from canter.functional.densities import NORMAL_NODES, NORMAL_WEIGHTS, log_volume
-from canter.nn.distributions import Categorical, DiagGaussian, MultiCategorical, TanhGaussian, interval
+from canter.nn.distributions import Beta, Categorical, DiagGaussian, MultiCategorical, TanhGaussian, interval
 from canter.nn.normalizer import Normalizer
 
 Gradients = Mapping[Tensor, Tensor]
@@ -158,6 +158,9 @@ class PPODescription(Description):
         match self.model.policy.distribution:
             case DiagGaussian() | TanhGaussian() as distribution:
                 return self._gaussian(distribution, trained)
+            case Beta(low, high) as distribution:
+                beta = {"family": "beta", "outputs": distribution.param_dim, "masked": False}
+                return beta | {"log_volume": log_volume(low, high)}
             case Categorical(n):
                 options = (n,)
             case MultiCategorical(nvec):

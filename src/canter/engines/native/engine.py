@@ -33,7 +33,7 @@ from canter.engines.native import ACTIVATIONS, STD_FORMS, build_requirement, com
 from canter.engines.native.description import PPODescription
 from canter.functional.statistics import moments
 from canter.nn.actor_critic import ActorCritic
-from canter.nn.distributions import DiagGaussian, MultiCategorical, TanhGaussian
+from canter.nn.distributions import Beta, DiagGaussian, MultiCategorical, TanhGaussian
 from canter.nn.optimizer import Optimizer
 
 LAYERS = {
@@ -68,7 +68,7 @@ CAPABILITIES = Capabilities(
     model=LAYERS
     | {
         "layer norm": {"before_activation"},
-        "distribution": {"gaussian", "tanh_gaussian", "categorical", "multi_categorical"},
+        "distribution": {"gaussian", "tanh_gaussian", "beta", "categorical", "multi_categorical"},
         "action mask": {"torch.bool"},
         "rnn": {"standard"},
         "cell": {"lstm", "gru"},
@@ -121,12 +121,13 @@ class NativeEngine:
         self._policy_groups = model.actor.network.groups
         self._masked = model.actor.masked
         self._gaussian = isinstance(self.distribution, DiagGaussian | TanhGaussian)
+        self._is_beta = isinstance(self.distribution, Beta)
         match self.distribution:
             case DiagGaussian(bounds=bounds):
                 self._bounded = bounds != "none"
             case other:
                 self._bounded = isinstance(other, TanhGaussian)
-        self._action_dtype = self.dtype if self._gaussian else torch.int64
+        self._action_dtype = self.dtype if self._gaussian or self._is_beta else torch.int64
         self._params = torch.empty(0, 0)
         self._description = PPODescription(loss, model, gradients)
         written = self._description.written
@@ -162,13 +163,17 @@ class NativeEngine:
         count = obs[self._policy_groups[0]].shape[0]
         if self._params.shape[0] != count:
             self._prepare(count)
-        self._draw(generator=rng)
-        for_env = next(self._for_env)
         arrays += [self._checked(obs[ACTION_MASK], torch.bool)] if self._masked else []
         if self._policy_state.tensors:
             after = next(self._states)
             arrays += [*self._read_state(state, reset), after]
             state = self._policy_state.split(after)
+        if self._is_beta:
+            compiled().act(self._model(), count, (*arrays, *self._fixed))
+            action = self.distribution.sample(self._params, rng)
+            return self.distribution.to_env(action), action, self._params, state
+        self._draw(generator=rng)
+        for_env = next(self._for_env)
         compiled().act(self._model(), count, (*arrays, *self._fixed, for_env))
         return for_env, self._action if self._bounded else for_env, self._params, state
 
@@ -185,6 +190,8 @@ class NativeEngine:
         self._for_env = _fresh(shape, self._action_dtype)
         self._states = _fresh(self._policy_state.shape(count), self.dtype)
         fixed = [noise[distributed.rank_slice(count)], self._params, *[self._action] * self._bounded]
+        if self._is_beta:  # sampled by torch, whose gamma variates C does not have
+            fixed = [self._params]
         self._fixed = [tensor.numpy() for tensor in fixed]  # C finds the address of an array faster than of a tensor
 
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:

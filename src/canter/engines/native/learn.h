@@ -73,6 +73,35 @@ static void gaussian_gradient(const Job *job, Workspace *w, int64_t row, REAL *m
     }
 }
 
+/* Replaces raw concentrations [2 A] by their gradient. */
+static void beta_gradient(const Job *job, Workspace *w, int64_t row, REAL *raw)
+{
+    const Policy *policy = &job->model->policy;
+    const long n = policy->outputs / 2;
+    const REAL *action = (const REAL *)job->samples->action + row * n;
+    const REAL *old = (const REAL *)job->samples->dist_params + row * 2 * n;
+    REAL *d_log_prob = w->row, *d_entropy = d_log_prob + padded(2 * n); /* by the concentrations */
+    double entropy = policy->log_volume, kl = 0;
+    for (long j = 0; j < n; j++) {
+        const Concentrations c = concentrations(policy, raw, j), o = concentrations(policy, old, j);
+        const double sum = c.of_sum.digamma, old_sum = o.of_sum.digamma, x = action[j];
+        entropy += c.log_beta + (c.alpha - 1) * (sum - c.of_alpha.digamma) + (c.beta - 1) * (sum - c.of_beta.digamma);
+        kl += c.log_beta - o.log_beta + (o.alpha - c.alpha) * (o.of_alpha.digamma - old_sum) +
+              (o.beta - c.beta) * (o.of_beta.digamma - old_sum);
+        const double common = (c.alpha + c.beta - 2) * c.of_sum.trigamma;
+        d_log_prob[j] = (REAL)(log(x) - c.of_alpha.digamma + sum);
+        d_log_prob[n + j] = (REAL)(log1p(-x) - c.of_beta.digamma + sum);
+        d_entropy[j] = (REAL)(common - (c.alpha - 1) * c.of_alpha.trigamma);
+        d_entropy[n + j] = (REAL)(common - (c.beta - 1) * c.of_beta.trigamma);
+    }
+    Terms terms = {.log_prob = beta_log_prob(policy, raw, action), .entropy = (REAL)entropy, .kl = (REAL)kl};
+    add_terms(job, w, row, &terms);
+    for (long j = 0; j < 2 * n; j++) {
+        const REAL slope = ONE / (ONE + real_exp(-raw[j]));
+        raw[j] = slope * (terms.d_log_prob * d_log_prob[j] + terms.d_entropy * d_entropy[j]);
+    }
+}
+
 /* Replaces logits [P] by their gradient. */
 static void categorical_gradient(const Job *job, Workspace *w, int64_t row, REAL *logits)
 {
@@ -122,6 +151,8 @@ static void loss_gradients(const Job *job, Workspace *w, const int64_t *index, l
                 memset(raw_row, 0, n * sizeof *raw);
         } else if (model->policy.family == GAUSSIAN)
             gaussian_gradient(job, w, index[r], output + r * stride, raw_row);
+        else if (model->policy.family == BETA)
+            beta_gradient(job, w, index[r], output + r * stride);
         else
             categorical_gradient(job, w, index[r], output + r * stride);
     }

@@ -6,7 +6,7 @@ enum { LONGEST = 1 << 24, MOST_LAYERS = 1 << 10, MOST_THREADS = 256 };
 /* Names of enumerations in native.h, in their order. */
 static const char *const CELLS[] = {"lstm", "gru", NULL};
 static const char *const ROLES[] = {"output", "std", "value", "hidden", NULL};
-static const char *const FAMILIES[] = {"gaussian", "categorical", NULL};
+static const char *const FAMILIES[] = {"gaussian", "categorical", "beta", NULL};
 static const char *const SURROGATES[] = {"none", "clipped", "smooth_clipped", "vanilla", NULL};
 static const char *const VALUE_LOSSES[] = {"none", "mse", "clipped", "huber", NULL};
 static const char *const BOUND_LOSSES[] = {"none", "soft", "regularisation", NULL};
@@ -162,6 +162,8 @@ static void read_policy(Handle *h, PyObject *dict, Policy *policy)
     policy->params = policy->family == GAUSSIAN ? 2 * policy->outputs : policy->outputs;
     if (policy->family == GAUSSIAN)
         read_gaussian(&f, policy);
+    else if (policy->family == BETA)
+        policy->log_volume = read_number(&f, "log_volume");
     else {
         PyObject *options = read_field(&f, "options");
         if (options)

@@ -83,6 +83,12 @@ static void expect_mask(Arguments *w, const Handle *h, Samples *samples)
         expect(w, &samples->mask, samples->count * h->model.policy.outputs, 1, 0);
 }
 
+/* Components of a continuous action: a beta distribution has two outputs for each. */
+static long components_of(const Policy *policy)
+{
+    return policy->family == BETA ? policy->outputs / 2 : policy->outputs;
+}
+
 /* Continuous actions are numbers, discrete ones int64. */
 static void expect_action(Arguments *w, const Handle *h, void *place, long rows, int write)
 {
@@ -90,7 +96,7 @@ static void expect_action(Arguments *w, const Handle *h, void *place, long rows,
     if (policy->family == CATEGORICAL)
         expect(w, place, rows * policy->components, sizeof(int64_t), write);
     else
-        expect(w, place, rows * policy->outputs, h->real->item, write);
+        expect(w, place, rows * components_of(policy), h->real->item, write);
 }
 
 static int acquire_arguments(Buffers *buffers, PyObject *arrays, const Arguments *w)
@@ -117,7 +123,7 @@ static PyObject *act(PyObject *self, PyObject *args)
     Samples samples = {.steps = 1};
     Buffers buffers = {0};
     Arguments w = {.count = 0};
-    void *noise, *params, *action, *for_env = NULL, *states = NULL;
+    void *noise = NULL, *params, *action = NULL, *for_env = NULL, *states = NULL;
     if (!PyArg_ParseTuple(args, "OlO!", &capsule, &samples.count, &PyTuple_Type, &arrays))
         return NULL;
     Handle *h = open_model(capsule);
@@ -129,9 +135,11 @@ static PyObject *act(PyObject *self, PyObject *args)
     const long numbers = expect_states(&w, h, 0, 0, &samples);
     if (numbers)
         expect(&w, &states, samples.count * numbers, h->real->item, 1);
-    expect(&w, &noise, samples.count * policy->outputs, h->real->item, 0);
+    if (policy->family != BETA) /* whose samples are drawn in Python */
+        expect(&w, &noise, samples.count * policy->outputs, h->real->item, 0);
     expect(&w, &params, samples.count * policy->params, h->real->item, 1);
-    expect_action(&w, h, &action, samples.count, 1);
+    if (policy->family != BETA)
+        expect_action(&w, h, &action, samples.count, 1);
     if (policy->to_env)
         expect(&w, &for_env, samples.count * policy->outputs, h->real->item, 1);
     int fine = acquire_arguments(&buffers, arrays, &w);

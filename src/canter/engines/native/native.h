@@ -16,7 +16,7 @@
 enum { POLICY = 1, VALUE = 2 };                                      /* parts of a model, as bits */
 enum { OUTPUT_HEAD, STD_HEAD, VALUE_HEAD, HIDDEN };                  /* roles of layers */
 enum { LSTM, GRU };                                                  /* kinds of recurrent cells */
-enum { GAUSSIAN, CATEGORICAL };                                          /* families of distributions */
+enum { GAUSSIAN, CATEGORICAL, BETA };                                /* families of distributions */
 enum { NO_SURROGATE, CLIPPED, SMOOTH_CLIPPED, VANILLA };             /* policy losses */
 enum { NO_VALUE_LOSS, MSE, CLIPPED_MSE, HUBER };                     /* value losses */
 enum { NO_BOUND, SOFT, REGULARISATION };                             /* bound losses */

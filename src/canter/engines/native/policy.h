@@ -124,6 +124,65 @@ ONCE REAL categorical_log_prob(const Policy *policy, const REAL *log_prob, const
     return sum;
 }
 
+typedef struct {
+    double log_gamma, digamma, trigamma;
+} Gammas;
+
+/* For x >= 1: moved up to 10 by the recurrences, then by the asymptotic series. */
+static Gammas gammas(double x)
+{
+    double product = 1, first = 0, second = 0;
+    for (; x < 10; x += 1) {
+        product *= x;
+        first += 1 / x;
+        second += 1 / (x * x);
+    }
+    const double i = 1 / x, s = i * i, log_x = log(x);
+    const double log_series = i * (1 / 12. - s * (1 / 360. - s * (1 / 1260. - s * (1 / 1680. - s / 1188))));
+    const double first_series = s * (1 / 12. - s * (1 / 120. - s * (1 / 252. - s * (1 / 240. - s / 132))));
+    const double second_series = s * i * (1 / 6. - s * (1 / 30. - s * (1 / 42. - s * (1 / 30. - s * 5 / 66))));
+    return (Gammas){
+        .log_gamma = (x - 0.5) * log_x - x + 0.91893853320467274 + log_series - log(product),
+        .digamma = log_x - 0.5 * i - first_series - first,
+        .trigamma = i + 0.5 * s + second_series + second,
+    };
+}
+
+/* Concentrations of one component, which are 1 + softplus of the raw parameters, and the functions of them and of their
+ * sum. In double: differences of log-gammas of large arguments have no correct digits left in float. */
+typedef struct {
+    double alpha, beta, log_beta;
+    Gammas of_alpha, of_beta, of_sum;
+} Concentrations;
+
+static Concentrations concentrations(const Policy *policy, const REAL *params, long j)
+{
+    const double raw[] = {params[j], params[policy->outputs / 2 + j]};
+    Concentrations c = {.alpha = 1 + (raw[0] > 20 ? raw[0] : log1p(exp(raw[0]))),
+                        .beta = 1 + (raw[1] > 20 ? raw[1] : log1p(exp(raw[1])))};
+    c.of_alpha = gammas(c.alpha);
+    c.of_beta = gammas(c.beta);
+    c.of_sum = gammas(c.alpha + c.beta);
+    c.log_beta = c.of_alpha.log_gamma + c.of_beta.log_gamma - c.of_sum.log_gamma;
+    return c;
+}
+
+/* Log-density of a fraction x of the interval, before its length. */
+INLINE double beta_log_density(const Concentrations *c, double x)
+{
+    return (c->alpha - 1) * log(x) + (c->beta - 1) * log1p(-x) - c->log_beta;
+}
+
+ONCE REAL beta_log_prob(const Policy *policy, const REAL *params, const REAL *action)
+{
+    double sum = -policy->log_volume;
+    for (long j = 0; j < policy->outputs / 2; j++) {
+        const Concentrations c = concentrations(policy, params, j);
+        sum += beta_log_density(&c, action[j]);
+    }
+    return (REAL)sum;
+}
+
 /* Returns 1 if the discrete action of a sample is within range; always for continuous actions. */
 static int action_exists(const Policy *policy, const Samples *samples, int64_t row)
 {
