@@ -103,9 +103,8 @@ class Trainer:
             self.state = TrainState(self.algorithm, self.collector, self.progress, config.seed)
             rollback = Rollback(self.state, self.collector, reads_late=config.log_every > 1)
             self.programs = config.execution.prepare(self.collector, self.algorithm, rollback.snapshot)
-            self._watchers = []
-            if distributed.rank() == 0:
-                self._watchers = config.watchers(None if folder is None else folder.path)
+            path = None if folder is None else folder.path
+            self._watchers = config.watchers(path) if distributed.rank() == 0 else []
             for watcher in self._watchers:
                 resources.callback(watcher.close)
             if folder is not None:

@@ -11,10 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from canter.core.data.rollout import Rollout
-from canter.core.specs import ACTION_MASK
-from canter.core.struct import Metrics
+from canter.core.specs import ACTION_MASK, Continuous
+from canter.core.struct import Metrics, tree_map
+from canter.nn.actor_critic import Policy
+from canter.nn.distributions import Categorical
 
 PREFIX = "doctor/"
 MIN_TRANSITIONS = 64
@@ -86,6 +89,31 @@ def _exception(gain: Tensor) -> Metrics:
     spread = 1.4826 * distance.median()
     worst = distance.argmax()
     return {"env_worst": worst, "env_distance": distance[worst] / spread.clamp(min=1e-6 * gain.abs().amax() + 1e-12)}
+
+
+@torch.no_grad()
+def policy_signals(policy: Policy, rollout: Rollout[Any]) -> Metrics:
+    """Return the error of the first ratio, the share of actions at a bound, and their effect.
+
+    The ratio compares the policy that is about to learn with the recorded one, in the first step.
+    The record has `action` and `dist_params` `[T, N, ...]`.
+    """
+    record = rollout.record
+    distribution = policy.distribution
+    space = policy.spec.action
+    params, _ = policy.params(rollout.obs_at(0), tree_map(lambda x: x[0], rollout.state), rollout.reset[0])
+    action = record.action[0]
+    change = distribution.log_prob(params, action) - distribution.log_prob(record.dist_params[0], action)
+    signals = {"ratio_error": torch.where(rollout.valid[0], change.exp() - 1.0, 0.0).abs().mean()}
+    if isinstance(space, Continuous):
+        sent = distribution.to_env(record.action)
+        at_bound = (sent <= sent.new_tensor(space.low)) | (sent >= sent.new_tensor(space.high))
+        signals["action_at_bound"] = at_bound.float().mean()
+        signals |= action_effect(record.action - distribution.mode(record.dist_params), rollout)
+    elif isinstance(distribution, Categorical):
+        chosen = one_hot(record.action, distribution.n)
+        signals |= action_effect(chosen - record.dist_params.softmax(-1), rollout)
+    return finite(signals)
 
 
 def action_effect(noise: Tensor, rollout: Rollout[Any]) -> Metrics:

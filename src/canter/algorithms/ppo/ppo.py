@@ -1,13 +1,11 @@
 """Proximal policy optimisation.
 
 `PPO.update` is the algorithm: rewards, values and advantages of a rollout, then epochs of
-minibatches, then the running statistics. The parts: `canter.algorithms.ppo.rewards` transforms the
-reward, `canter.algorithms.ppo.advantages` computes values, advantages and returns,
-`canter.algorithms.phase` runs epochs and minibatches, and an engine acts and computes gradients;
-`canter.engines.autograd` defines the loss.
+minibatches, then the running statistics. The parts: `ppo.rewards` transforms the reward,
+`ppo.advantages` computes values, advantages and returns, `phase` runs epochs and minibatches, an
+engine acts and computes gradients, and `canter.engines.autograd` defines the loss.
 
-T steps, N environments, L sequence length (1 for feed-forward networks), S sequences, P
-distribution parameters.
+T steps, N environments, L sequence length (1 if feed-forward), S sequences, P distribution parameters.
 """
 
 from __future__ import annotations
@@ -20,10 +18,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms, symmetries_of
-from canter.algorithms.doctor.signals import action_effect, finite
+from canter.algorithms.doctor.signals import policy_signals
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase, check_batch, check_blocks
 from canter.algorithms.ppo.advantages import AdvantageEstimator, ValueTargets
@@ -41,14 +38,13 @@ from canter.core.declarations import Symmetry
 from canter.core.dispatch import concurrently, side_stream
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
-from canter.core.specs import Continuous, EnvSpec
+from canter.core.specs import EnvSpec
 from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
 from canter.engines.choose import Choice, EngineName, choose
 from canter.functional.statistics import explained_variance, moments, normalize
 from canter.nn.actor_critic import ActorCritic, Policy, ValueFunction
-from canter.nn.distributions import Categorical
 from canter.nn.optimizer import AveragedPolicy, Optimizer, ParameterGroup
 from canter.nn.policy_file import FINAL_CRITIC
 
@@ -65,8 +61,7 @@ class PPO(Algorithm[PPORecord]):
         self.progress = torch.zeros((), device=spec.device)
         self.policy_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "policy"))
         self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
-        # A separate stream, so that an extension which changes nothing leaves every bit as it is
-        # without it.
+        # A separate stream: an extension that changes nothing leaves every bit as it is without it.
         self.extensions_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "extensions"))
         self.model, self.extensions = self._build_networks(derive_seed(seed, "init"))
         self.policy = self.model.policy
@@ -302,30 +297,9 @@ class PPO(Algorithm[PPORecord]):
         metrics = {"value/explained_variance": explained, **dict(zip(samples, means.unbind(), strict=True))}
         return metrics | self.objective.metrics()
 
-    @torch.no_grad()
     def signals(self, rollout: Rollout[PPORecord]) -> Metrics:
-        """Return the error of the first ratio, the share of actions at a bound, and their effect.
-
-        The ratio compares the policy that is about to learn with the recorded one, in the first step.
-        """
-        record = rollout.record
-        first = tree_map(lambda x: x[0], rollout.state)
-        params, _ = self.acting.params(rollout.obs_at(0), first, rollout.reset[0])
-        action = record.action[0]
-        change = self.distribution.log_prob(params, action) - self.distribution.log_prob(record.dist_params[0], action)
-        ratio_error = torch.where(rollout.valid[0], change.exp() - 1.0, 0.0).abs().mean()
-        signals = finite({"ratio_error": ratio_error})
-        if isinstance(self.spec.action, Continuous):
-            sent = self.distribution.to_env(record.action)
-            low, high = (sent.new_tensor(bound) for bound in (self.spec.action.low, self.spec.action.high))
-            signals |= finite({"action_at_bound": ((sent <= low) | (sent >= high)).float().mean()})
-            noise = record.action - self.distribution.mode(record.dist_params)
-        elif isinstance(self.distribution, Categorical):
-            probability = record.dist_params.softmax(-1)
-            noise = one_hot(record.action, self.distribution.n) - probability
-        else:
-            return signals
-        return signals | finite(action_effect(noise, rollout))
+        """Return the error of the first ratio, the share of actions at a bound, and their effect."""
+        return policy_signals(self.acting, rollout)
 
     def _run_phase(self, phase: Phase[Any], rollout: Rollout[PPORecord], batch: PPOBatch) -> Metrics:
         """Run a phase on the algorithm's samples or on those that it draws."""
@@ -341,9 +315,7 @@ class PPO(Algorithm[PPORecord]):
 
     def _update_statistics(self, rollout: Rollout[PPORecord], targets: ValueTargets) -> None:
         """Update what must not change while a rollout is learned from."""
-        # The recorded distribution parameters belong to the observation statistics that they were
-        # computed with. Updated before the phases, the first ratio would not be 1 and the KL would
-        # be biased.
+        # Only now: recorded parameters belong to the old statistics, so that the first ratio is 1.
         if self.config.obs_statistics == "update":
             self.model.update_statistics(tree_map(lambda x: x[:-1], rollout.obs), rollout.valid)
         self.estimator.advance(targets)
