@@ -33,4 +33,4 @@ if __name__ == "__main__":
     observations = canter.EnvConfig(id="CartPole-v1").build("cpu").reset(seed=0)  # the files are verified on these
     for format, file in {"c": "cartpole.h", "numpy": "cartpole.npz"}.items():
         canter.export_policy(result.policy, file, format, observations)
-    print(f"cartpole.h, cartpole.npz, cartpole.yaml; return {play(Policy('cartpole.npz'), seed=0):.0f}")
+    print(f"cartpole.h, cartpole.npz, cartpole.contract.yaml; return {play(Policy('cartpole.npz'), seed=0):.0f}")

@@ -71,7 +71,7 @@ class Policy:
     """A deterministic policy with its recurrent state, for one robot."""
 
     contract: dict[str, Any]
-    """What the numbers mean: the content of `policy.yaml`."""
+    """What the numbers mean: the content of `policy.contract.yaml`."""
     state: list[Array]
     """Parts of the recurrent state; empty for a feed-forward policy."""
 

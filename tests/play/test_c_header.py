@@ -67,7 +67,7 @@ def export(name, folder, format="c", observations=OBSERVATIONS, **options):
 @pytest.mark.parametrize("name", usual_of(EXPORTABLE, ["multi_categorical-masked", "d2rl-lstm"]))
 def test_a_header_equals_the_policy_on_10000_observations(name, tmp_path):
     result, policy, (obs, state) = export(name, tmp_path)
-    run = load_header(tmp_path / "policy.h", read_contract(tmp_path / "policy.yaml"))
+    run = load_header(tmp_path / "policy.h", read_contract(tmp_path / "policy.contract.yaml"))
     action, following = policy.act(obs, state)
     got, *parts = run((obs, state))
     assert result.observations == len(got) == OBSERVATIONS
@@ -88,7 +88,7 @@ def test_a_numpy_file_equals_the_policy(name, tmp_path):
 def test_a_recurrent_header_follows_the_policy_for_1000_steps(tmp_path):
     _, policy, (obs, _) = export("lstm", tmp_path, observations=1000)
     export("lstm", tmp_path / "numpy", "numpy", observations=100)
-    run = load_header(tmp_path / "policy.h", read_contract(tmp_path / "policy.yaml"))
+    run = load_header(tmp_path / "policy.h", read_contract(tmp_path / "policy.contract.yaml"))
     loaded = canter.runtime.Policy(tmp_path / "numpy" / "policy.npz")
     state = own = policy.initial_state(1)
     for row in obs["policy"]:
@@ -147,7 +147,7 @@ def test_a_changed_weight_fails_the_self_test(tmp_path):
 def test_weights_of_8_bits_report_their_error(tmp_path):
     result, policy, (obs, _) = export("dict", tmp_path, weights="int8")
     assert result.max_difference <= 1e-5 and 1e-4 < result.quantization_error < 0.5
-    run = load_header(tmp_path / "policy.h", read_contract(tmp_path / "policy.yaml"))
+    run = load_header(tmp_path / "policy.h", read_contract(tmp_path / "policy.contract.yaml"))
     difference = (run((obs, ()))[0] - policy.act(obs)[0]).abs().max()
     assert float(difference) == pytest.approx(result.quantization_error, rel=1e-3)
     with pytest.raises(ExportError, match="weights of int8 are for a C header, not for numpy"):

@@ -132,6 +132,11 @@ def write_contract(path: Path, contract: dict[str, Any]) -> None:
     replace_file(path, text.encode())
 
 
+def contract_file(export: Path) -> Path:
+    """Return the file of the contract beside an exported policy."""
+    return export.with_suffix(".contract.yaml")
+
+
 def read_contract(path: str | Path) -> dict[str, Any]:
     """Return the contract of a file; raise ContractError if it was changed or is none."""
     try:
@@ -179,7 +184,7 @@ def write_leapp(onnx: Path) -> Path:
     if path.exists():
         raise ContractError(f"{path} already exists; remove it or export to another name")
     about = json.loads(onnx.with_name(f"{onnx.name}.json").read_text())
-    contract = read_contract(onnx.with_suffix(".yaml"))
+    contract = read_contract(contract_file(onnx))
     names = {group["group"]: _element_names(group["terms"]) for group in contract["observations"]}
     names["action"] = _element_names(contract["action"]["terms"])
     states = [part["name"] for part in contract["state"]]

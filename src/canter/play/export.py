@@ -39,7 +39,7 @@ from canter.nn.actor_critic import Policy
 from canter.nn.network import Network
 from canter.play.c_header import write_header
 from canter.play.c_library import load_header
-from canter.play.contract import describe_contract, write_contract
+from canter.play.contract import contract_file, describe_contract, write_contract
 from canter.play.player import Player
 from canter.play.program import Exported, ExportError, Inputs, Weights, load_numpy, make_program, quantize_, write_numpy
 
@@ -109,7 +109,7 @@ def export_policy(
     """
     path = Path(path)
     report = path.with_name(f"{path.name}.json")
-    contract_path = path.with_suffix(".yaml")
+    contract_path = contract_file(path)
     for file in (path, report):
         if file.exists():
             raise ExportError(f"{file} already exists; remove it or export to another name")

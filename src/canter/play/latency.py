@@ -14,7 +14,7 @@ import torch
 from canter.core.struct import Obs, tree_leaves, tree_map
 from canter.play.c_header import action_size
 from canter.play.c_library import compile_header
-from canter.play.contract import read_contract
+from canter.play.contract import contract_file, read_contract
 from canter.play.export import call_arguments
 from canter.play.program import Inputs
 from canter.runtime import Policy as NumpyPolicy
@@ -36,7 +36,7 @@ def measure_latency(path: Path, inputs: Inputs) -> tuple[float, float]:
 
 def _measure_c(path: Path, rows: list[Inputs]) -> list[float]:
     library = compile_header(path)
-    action = np.zeros(action_size(read_contract(path.with_suffix(".yaml"))), np.float32)
+    action = np.zeros(action_size(read_contract(contract_file(path))), np.float32)
     observations = np.stack([_flat(obs) for obs, _ in rows])
     seconds = np.zeros(STEPS)
     addresses = (observations.ctypes.data, action.ctypes.data, seconds.ctypes.data)

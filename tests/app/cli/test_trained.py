@@ -293,7 +293,7 @@ def test_an_export_is_verified_and_says_how_well_it_fits(run, say):
     folder = run / "exports"
     assert {path.name for path in folder.iterdir()} == {
         *("best.onnx", "best.onnx.json", "best.pt2", "best.pt2.json"),
-        "best.yaml",
+        "best.contract.yaml",
     }
     assert "runs/first/exports/best.onnx: the same actions on 40 observations, largest difference 0.0e+00" in out
     obs = torch.randn(3, 4)
@@ -305,7 +305,7 @@ def test_an_export_is_verified_and_says_how_well_it_fits(run, say):
 
 def test_an_export_to_c_and_numpy_is_measured(run, say, tmp_path):
     out = say("export", "first", "--observations", 40, "--output", tmp_path / "a.npz", "--bench").out
-    assert "a.npz: the same actions on 40 observations" in out and "a.yaml: what the numbers mean" in out
+    assert "a.npz: the same actions on 40 observations" in out and "a.contract.yaml: what the numbers mean" in out
     assert re.search(r"numpy  p50 +\d+\.\d us   p99 +\d+\.\d us", out)
     out = say("export", "first", "--observations", 40, "--output", tmp_path / "b.h", "--int8").out
     assert re.search(r"b.h: weights of 8 bits change actions by at most [01]\n", out)

@@ -25,7 +25,7 @@ from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
-from canter.play.contract import write_leapp
+from canter.play.contract import contract_file, write_leapp
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 from canter.play.latency import measure_latency
@@ -271,7 +271,7 @@ def export_command(arguments: argparse.Namespace) -> None:
         if metadata and format == "onnx":
             mjlab.attach_metadata(str(path), metadata)
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
-    print(f"{next(iter(files.values())).with_suffix('.yaml')}: what the numbers mean")
+    print(f"{contract_file(next(iter(files.values())))}: what the numbers mean")
     if "leapp" in (arguments.to or ()):
         print(f"{write_leapp(files['onnx'])}: the ONNX file for LEAPP")
     if arguments.bench:
