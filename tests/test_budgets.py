@@ -25,7 +25,7 @@ PACKED_ASSIGNMENTS = 100
 """Assignments `a, b = x, y` of `src/canter`: real pairs, or as in a formula."""
 SLACK = 100
 """Code lines below the limit at which the limit must be lowered."""
-READING_PATH = {"train": (107, 6_070), "iteration": (37, 1_070)}
+READING_PATH = {"train": (111, 6_360), "iteration": (37, 1_070)}
 """Files, and code lines of the functions called in them: from `canter.train("CartPole-v1")` to the end of the first
 iteration, and in one collection and update. `python tests/reading_path.py [iteration]`."""
 
@@ -37,8 +37,9 @@ LARGER_FOLDERS = {
     "nn": (15, "a file for each kind of layer, head and distribution, and the policy file"),
 }
 
-UNPICKLED = ("envs/gymnasium/workers.py",)
-"""Files outside `compat` that name pickles and never load one: a worker's error may not be sendable."""
+UNPICKLED = ("envs/gymnasium/workers.py", "benchmarks/robots/third_party_scripts.py")
+"""Files outside `compat` that name pickles and never load one: a worker's error may not be sendable, and a script of
+another project calls a function of its simulator by such a name."""
 FORBIDDEN = ("pickle", "eval(", "exec(", "yaml.load(", "weights_only=False", "shell=True", "os.system")
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from canter.algorithms.doctor.findings import Finding
 from canter.core import distributed
+from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.specs import TrainingProgress
 from canter.core.struct import Metrics
@@ -58,8 +59,7 @@ class Stopwatch:
 RECENT_EPISODES = 100
 """Number of episodes over which return, length and success rate are averaged."""
 RECENT_ROLLOUTS = 20
-"""Number of rollouts over which the long-run average `lta/mean` (raw reward per unit of time) is
-taken."""
+"""Number of rollouts over which `lta/mean`, the raw reward per unit of time, is averaged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,28 +96,22 @@ class UntilConfig:
     """Conditions that end a run before `total_steps`, whichever comes first; null for none."""
 
     mean_return: float | None = None
-    """Mean return of the last 100 episodes, once that many have ended; checked with every row of
-    the log."""
+    """Mean return of the last 100 episodes, once that many have ended."""
     seconds: float | None = None
     """Seconds of training, not counting the time in which the run was stopped. Such a run is not
     repeatable: a faster machine trains for more steps."""
     iterations: int | None = None
     """Iterations: rollouts and their updates."""
     steps: int | None = None
-    """Transitions after which the run pauses. Unlike `total_steps` it is no length of the run:
-    schedules follow `total_steps` alone, so a run that resumes with a later pause, or none, learns
-    exactly what it would have learned without one."""
+    """Transitions after which the run pauses. Schedules follow `total_steps` alone, so a run that
+    resumes learns exactly what it would have learned without the pause."""
 
     def __post_init__(self) -> None:
         """Raise ValueError for values outside their range."""
         if self.mean_return is not None and not math.isfinite(self.mean_return):
             raise UserError(f"mean_return={self.mean_return} must be finite")
-        if self.seconds is not None and not self.seconds > 0:
-            raise UserError(f"seconds={self.seconds} must be above 0")
-        for name in ("iterations", "steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"{name}={value} must be at least 1")
+        check_range(self, "must be above 0", "seconds")
+        check_range(self, "must be at least 1", "iterations", "steps")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +119,7 @@ class Counters:
     """Totals since the run began."""
 
     env_steps: int = 0
-    """Transitions of all environments; steps in which an environment only resets are not
-    counted."""
+    """Transitions of all environments, without steps in which an environment only resets."""
     train_steps: int = 0
     """Steps of each environment."""
     rollouts: int = 0
@@ -252,7 +245,7 @@ class RunProgress:
         A 0-d tensor on the device while the host has not read the number of steps.
         """
         if self.total_steps is None or not self.unread:
-            return self._known_fraction()
+            return max(self._shares(self.env_steps), default=0.0)
         iterations = self.iteration / self.until.iterations if self.until.iterations else 0.0
         return ((self.env_steps + self.unread[-1][0]) / self.total_steps).clamp(min=iterations)
 
@@ -262,9 +255,6 @@ class RunProgress:
         shares = self._shares(steps)
         fraction = min(max(shares), 1.0) if shares else None
         return TrainingProgress(iteration=self.iteration, env_steps=steps, fraction=fraction)
-
-    def _known_fraction(self) -> float:
-        return max(self._shares(self.env_steps), default=0.0)
 
     def _shares(self, steps: int) -> list[float]:
         """Return the used fractions of the budgets of steps and of iterations, if set."""
@@ -284,22 +274,21 @@ class RunProgress:
             ("until.seconds", until.seconds, self.spent),
             ("until.steps", until.steps, self.env_steps),
         )
-        ends = (key for key, end, now in reached if end is not None and now is not None and now >= end)
-        return next(ends, None)
+        return next((key for key, end, now in reached if end is not None and now is not None and now >= end), None)
 
     @property
     def may_have_ended(self) -> bool:
         """True if the run is over, or its budget may be used up without the host knowing yet."""
         steps = self.env_steps + self.unread_transitions
-        limits = (self.total_steps, self.until.steps)
-        return self.ended_by is not None or any(limit is not None and steps >= limit for limit in limits)
+        limits = [limit for limit in (self.total_steps, self.until.steps) if limit is not None]
+        return self.ended_by is not None or any(steps >= limit for limit in limits)
 
     def progress(self) -> ProgressSnapshot:
         """Return the progress at the last row of the log."""
         return ProgressSnapshot(
             iteration=self.iteration,
             env_steps=self.env_steps,
-            fraction=self._known_fraction(),
+            fraction=max(self._shares(self.env_steps), default=0.0),
             return_=self.recent_return,
             lta=self.recent_lta,
             evaluation=self.evaluation,

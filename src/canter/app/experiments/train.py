@@ -72,8 +72,7 @@ def train(
     stops after the iteration, saves the run and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
-    count_arguments(on_iteration)  # before a folder is made
-    _check_names(console, log, folder, final_evaluation)
+    _check_arguments(on_iteration, console, log, folder, final_evaluation)
     run_dir = Path(run_dir)
     initial = _initial_weights(init_from, run_dir)
     plan = plan_run(task, env, config, preset, settings)
@@ -125,8 +124,7 @@ def resume(
     name, as for `canter.train`. The other arguments are those of `canter.train`.
     """
     refuse_while_importing("canter.resume")
-    count_arguments(on_iteration)
-    _check_names(console, log, True, final_evaluation)
+    _check_arguments(on_iteration, console, log, True, final_evaluation)
     path = find_run(str(run), Path(run_dir))
     stored = stored_config(path)
     config = with_settings(stored, settings)
@@ -161,8 +159,11 @@ def _discard(text: str) -> None:
     """Print nothing."""
 
 
-def _check_names(console: str, log: Sequence[str], folder: Any, final_evaluation: Any) -> None:
-    """Refuse unknown consoles and log destinations, and a folder or final evaluation of another type."""
+def _check_arguments(
+    on_iteration: Callable[..., Any], console: str, log: Sequence[str], folder: Any, final_evaluation: Any
+) -> None:
+    """Refuse, before a folder is made, arguments that would fail later."""
+    count_arguments(on_iteration)
     if not isinstance(final_evaluation, int) or final_evaluation < 0:
         raise UserError(f"final_evaluation={final_evaluation!r}: expected True, False or a number of episodes")
     _check_name("console", console, ("auto", *CONSOLES))

@@ -29,6 +29,12 @@ OnChange = Callable[[Search, str | None], Any]
 """Called now and then with the search and a line about the run that has just ended, or None."""
 
 
+def print_line(search: Search, line: str | None) -> None:
+    """Print the line of a run that has ended."""
+    if line is not None:
+        print(line, flush=True)
+
+
 @dataclass(frozen=True)
 class TuneResult:
     """The result of a search."""
@@ -58,7 +64,7 @@ def tune(
     preset: str | None = None,
     run_dir: str | Path = RUNS,
     name: str | None = None,
-    on_change: OnChange = lambda search, line: None if line is None else print(line, flush=True),
+    on_change: OnChange = print_line,
     **settings: Any,
 ) -> TuneResult:
     """Search settings of a task as `canter tune` does, and return the winner.
