@@ -133,7 +133,10 @@ class AsyncStepper(Stepper):
             with suppress(OSError):
                 pipe.send(("close", None))
         for process in self.env.processes:
-            process.join(max(0.0, until - time.monotonic()))
+            while process.is_alive() and time.monotonic() < until:
+                with suppress(queue.Empty):  # a worker cannot end before its error is read, if that is long
+                    self.env.error_queue.get_nowait()
+                process.join(0.05)
             if process.is_alive():
                 process.kill()
                 process.join()
