@@ -177,8 +177,8 @@ def test_recurrent_state_goes_in_and_comes_out(exported):
 def test_a_file_that_differs_is_refused_and_leaves_nothing(tmp_path, monkeypatch):
     save, load = export._FORMATS["torch"]
 
-    def off_by_a_little(path):
-        run = load(path)
+    def off_by_a_little(path, contract):
+        run = load(path, contract)
         return lambda inputs: [output + 2e-5 for output in run(inputs)]
 
     monkeypatch.setitem(export._FORMATS, "torch", (save, off_by_a_little))

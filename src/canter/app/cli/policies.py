@@ -236,7 +236,7 @@ def print_games(games: PlayResult) -> None:
 
 
 def export_command(arguments: argparse.Namespace) -> None:
-    """Write a policy as files that run without Canter, verify them, and measure their speed."""
+    """Write a policy as ONNX, torch.export, C or NumPy files that run without Canter."""
     output: Path | None = arguments.output
     if output is not None and arguments.to is not None:
         raise UsageError(f"--output {output} and --to {','.join(arguments.to)}: pass only one of them")
