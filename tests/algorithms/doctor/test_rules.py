@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from canter.algorithms.doctor.findings import MOST, Signals, diagnose_signals
+from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.doctor.task import TASK_RULES
 
@@ -50,6 +50,20 @@ def test_a_finding_has_evidence_and_flags_that_can_be_typed():
     assert finding.flags.startswith("--algorithm.optimizer.learning-rate.start ")
     assert finding.flags.endswith(" --algorithm.target-kl 0.02")
     assert finding.plain()["change"] == dict(finding.change)
+
+
+def test_a_setting_that_has_the_suggested_value_is_not_suggested():
+    def rule(signals):
+        return Finding("rule", "Title", (), "Why.", {"algorithm.gamma": 0.9, "algorithm.epochs": 4})
+
+    def suggested(**settings):
+        flat = {f"algorithm.{name}": value for name, value in settings.items()}
+        return diagnose_signals(Signals(flat, [{"env_steps": 1}] * 4), [Rules(symptoms=(rule,))])[0]
+
+    assert suggested(gamma=0.9, epochs=10).flags == "--algorithm.epochs 4"
+    finding = suggested(gamma=0.9, epochs=4)
+    assert finding.flags == ""
+    assert "Change: see docs/does_not_learn.md" in str(finding)
 
 
 SETTINGS = {"total_steps": 30_000, "algorithm.gamma": 0.99, "algorithm.obs_statistics": "update"}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -227,8 +227,15 @@ def diagnose_signals(signals: Signals, tables: Iterable[Rules]) -> list[Finding]
         rules: list[Rule] = [rule for table in tables for rule in getattr(table, group)]
         found = [finding for rule in rules if (finding := rule(signals)) is not None]
         if found:
-            return found[:MOST]
+            return [_with_real_changes(finding, signals) for finding in found[:MOST]]
     return []
+
+
+def _with_real_changes(finding: Finding, signals: Signals) -> Finding:
+    """Leave out settings that have the suggested value already; if none is left, refer to the documentation."""
+    missing = object()
+    change = {key: value for key, value in finding.change.items() if signals.settings.get(key, missing) != value}
+    return replace(finding, change=change, advice=finding.advice or "see docs/does_not_learn.md")
 
 
 def _number(value: Any) -> float:

@@ -225,6 +225,7 @@ def blind_critic(signals: Signals) -> Finding | None:
         (signals.evidence("value/explained_variance", explained.max(), EXPLAINED),),
         "Its explained variance was never above that, so advantages are as noisy as returns.",
         {"algorithm.model.normalize_value": True, "algorithm.critic_optimizer": None},
+        "check that the observations contain what the rewards depend on",
     )
 
 

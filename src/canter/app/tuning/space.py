@@ -150,7 +150,9 @@ def parse_dimension(key: str, spec: str, base: Any, *, integer: bool = False) ->
         high = round(high)
     valid = low < high and (scale != "log" or low > 0) and (scale != "log1m" or high < 1)
     if not valid or (integer and scale == "log1m"):
-        raise ConfigError(f"space.{key}: {spec} is {low:g}..{high:g}, which is no range on the scale {scale}", key)
+        limits = {"linear": "", "log": " and above 0", "log1m": " and below 1, for a setting that is no integer"}
+        expected = f"expected LOW..HIGH with LOW below HIGH{limits[scale]}"
+        raise ConfigError(f"space.{key}: {spec} is {low:g}..{high:g}: {expected}", key)
     return Dimension(key, low, high, cast(Scale, scale), integer)
 
 
