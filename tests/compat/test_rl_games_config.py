@@ -466,3 +466,70 @@ def test_amp_has_two_names():
     assert configs[0] == configs[1]
     with pytest.raises(ImportRefused, match="enable_eps_greedy=True: some agents act without noise"):
         import_config(rl_games(**AMP, config__enable_eps_greedy=True))
+
+
+PBT = {
+    "enabled": True,
+    "policy_idx": 0,
+    "num_policies": 6,
+    "directory": ".",
+    "workspace": "pbt_workspace",
+    "objective": "episode.Curriculum/adr",
+    "interval_steps": 50_000_000,
+    "threshold_std": 0.2,
+    "threshold_abs": 0.025,
+    "mutation_rate": 0.5,
+    "change_range": [1.2, 1.5],
+    "mutation": {
+        "agent.params.config.learning_rate": "mutate_float",
+        "agent.params.config.e_clip": "mutate_float",
+        "agent.params.config.gamma": "mutate_discount",
+        "env.rewards.success.weight": "mutate_float",
+    },
+}
+"""A section of Isaac Lab; its `dexsuite` file has one."""
+
+
+def test_a_population_becomes_a_record_with_the_settings_of_each_mutated_key():
+    imported = import_config({**rl_games(), "pbt": PBT})
+    population = imported.population
+    assert population is not None and population.enabled
+    assert (population.members, population.objective) == (6, "episode.Curriculum/adr")
+    assert (population.interval_steps, population.threshold_std, population.threshold_abs) == (50_000_000, 0.2, 0.025)
+    assert (population.mutation_rate, population.change_range) == (0.5, (1.2, 1.5))
+    assert population.mutations == {
+        "algorithm.optimizer.learning_rate.start": "mutate_float",
+        "algorithm.clip_ratio": "mutate_float",
+        "algorithm.value_clip": "mutate_float",
+        "algorithm.gamma": "mutate_discount",
+    }
+    assert population.fixed == ("env.rewards.success.weight",)
+    changed = [entry.line() for entry in imported.report.of("changed")]
+    assert any("canter tune --pbt trains the population of 6" in line for line in changed)
+    assert any("env.rewards.success.weight='mutate_float': no setting here" in line for line in changed)
+
+
+def test_a_population_that_is_off_is_read_and_without_effect():
+    imported = import_config({**rl_games(), "pbt": {**PBT, "enabled": False, "launcher": "python.sh"}})
+    assert imported.population is not None and not imported.population.enabled
+    found = {entry.key: entry.status for entry in imported.report.entries if entry.key.startswith("pbt.")}
+    assert set(found.values()) == {"no_effect"}
+    assert import_config(rl_games()).population is None
+    defaults = import_config({**rl_games(), "pbt": {"enabled": False}}).population
+    assert defaults is not None
+    assert (defaults.members, defaults.interval_steps, defaults.mutation_rate) == (8, 100_000, 0.25)
+    assert (defaults.threshold_std, defaults.threshold_abs, defaults.change_range) == (0.1, 0.05, (1.1, 2.0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_policy": 4}, r"pbt\.num_policy=4: unknown key, did you mean num_policies"),
+        ({"num_policies": 0}, r"pbt\.num_policies: expected a whole number above 0, got 0"),
+        ({"change_range": [2.0, 1.1]}, r"pbt\.change_range: expected two factors, such as"),
+        ({"mutation": {"agent.params.config.gamma": "mutate_flaot"}}, "did you mean mutate_float"),
+    ],
+)
+def test_a_population_that_makes_no_sense_is_refused(changes, words):
+    with pytest.raises(ConfigError, match=words):
+        import_config({**rl_games(), "pbt": {**PBT, **changes}})

@@ -19,6 +19,7 @@ from canter.compat.settings import rl_games, rsl_rl
 from canter.compat.settings.python_config import read_python_config
 from canter.compat.settings.python_syntax import Unread
 from canter.compat.settings.rl_games import is_rl_games
+from canter.compat.settings.rl_games_population import Population, read_pbt
 from canter.compat.settings.rsl_rl_network import generation_of
 from canter.compat.settings.section import Import, ImportReport
 from canter.config import TrainConfig
@@ -157,6 +158,8 @@ class Imported:
     report: ImportReport
     names_env: bool
     """The environment is known; otherwise its id in `config` is only the default."""
+    population: Population | None = None
+    """Population-based training in rl_games' section `pbt`."""
 
     @property
     def deviations(self) -> ImportReport:
@@ -194,9 +197,11 @@ def import_config(
     name, tree, lines = read_source(source, given or {}, twice)
     run = Import(tree, ImportReport(name, "", parity), lines, without, env, num_envs, agents)
     generation = generation_of(tree)
+    population = None
     if is_rl_games(tree):
         rl_games.choose_release(run, release)
         rl_games.translate(run)
+        population = read_pbt(run.section("pbt"))
     elif release is not None:
         raise ConfigError(f"--source {release}: {name} is no file of rl_games; RSL-RL's show their generation")
     elif generation is not None:
@@ -208,9 +213,10 @@ def import_config(
         raise ConfigError(
             f"{name}: neither rl_games' (params: ...) nor RSL-RL's (algorithm: class_name: PPO); has {found}{unread}"
         )
+    run.finish_report()
     for key in twice:
         run.root.difference(f"{key} is in the file twice; the last one counts, as in the source library")
-    return Imported(run.config(), run.report, names_env="env.id" in run.settings)
+    return Imported(run.config(), run.report, "env.id" in run.settings, population)
 
 
 def is_foreign(tree: Mapping[str, Any]) -> bool:

@@ -165,8 +165,8 @@ def translate(run: Import) -> None:
     apply(PRECISION, run.section(CENTRAL, CRITIC))
     apply(SCRIPTS, run.section(CONFIG))
     apply(AROUND, params)
-    run.root.no_effect(" ".join(str(key) for key in run.tree if key != "params"), "rl_games reads params alone")
-    run.finish_report()
+    others = (str(key) for key in run.tree if key not in ("params", "pbt"))
+    run.root.no_effect(" ".join(others), "rl_games reads params alone")
 
 
 def unread_keys(run: Import) -> None:
@@ -313,8 +313,6 @@ def no_self_play(s: Section) -> None:
     """rl_games' opponent lives in its environment."""
     if s.has_section("self_play_config"):
         s.refuse("self_play_config", "the opponent lives in the trainer here: see self_play, docs/agents.md")
-    if s.run.root.raw("pbt.enabled") is True:
-        s.run.root.refuse("pbt", NO_POPULATIONS)
 
 
 def player(s: Section) -> None:

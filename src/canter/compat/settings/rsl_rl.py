@@ -56,7 +56,6 @@ def translate(run: Import, generation: Generation) -> None:
     for at in dict.fromkeys((generation.runner, "")):
         apply(SCRIPTS, run.section(at))
     root.no_effect("init_member_classes", "nothing reads it")
-    run.finish_report()
 
 
 def apply_ppo(run: Import, generation: Generation) -> None:
