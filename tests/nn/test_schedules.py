@@ -17,6 +17,12 @@ def test_linear_is_a_function_of_absolute_progress_and_ends_where_stated():
         assert value.item() == pytest.approx(expected)
 
 
+def test_a_constant_is_set_again_when_a_run_is_resumed_with_another_one():
+    loaded = scalar(1e-3)
+    Constant(1e-4).set_(loaded, scalar(0.5))
+    assert loaded.item() == 1e-4
+
+
 def test_a_step_changes_at_its_share_of_the_run():
     schedule = StepAt(1.0, 0.1, at=0.5)
     value = scalar(1.0)

@@ -62,7 +62,8 @@ class Constant:
         return self.value
 
     def set_(self, value: Tensor, progress: Tensor) -> None:
-        """Do nothing."""
+        """Set the constant: a run may be resumed with another one."""
+        value.fill_(self.value)
 
     def observe_(self, value: Tensor, kl: Tensor, event: Event) -> None:
         """Do nothing."""

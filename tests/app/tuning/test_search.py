@@ -1,5 +1,7 @@
 """The order of the runs of a search, with scores that are made up; no run is started."""
 
+import json
+import os
 import random
 import sys
 
@@ -8,8 +10,26 @@ import pytest
 from canter.algorithms.ppo import PPOConfig
 from canter.app.cli import main
 from canter.app.report.tuning import write_search_report
-from canter.app.tuning.outcome import corrected_mean, outcome_lines, outcome_of, progress_of, write_best
-from canter.app.tuning.search import FRESH, TuneConfig, check_search, create_search, open_search
+from canter.app.tuning.outcome import (
+    corrected_mean,
+    outcome_lines,
+    outcome_of,
+    pareto_front,
+    progress_of,
+    seconds_left,
+    write_best,
+)
+from canter.app.tuning.runner import claim
+from canter.app.tuning.search import (
+    FRESH,
+    UNREACHED,
+    TuneConfig,
+    check_search,
+    create_search,
+    format_score,
+    open_search,
+    seconds_score,
+)
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
@@ -37,7 +57,7 @@ def run_all(search, score=made_up, reopen=False):
     kill = random.Random(0)
     while jobs := search.next_jobs():
         for job in reversed(jobs) if reopen else jobs:
-            search.record(job, score(search, job), 1.0)
+            search.note_result(job, score(search, job), 1.0)
             if reopen and kill.random() < 0.2:
                 search = open_search(search.folder)
     return search
@@ -69,6 +89,57 @@ def test_a_search_that_is_killed_has_the_same_trials_and_the_same_winner(tmp_pat
     assert sum(abs(gamma - 0.98) for gamma in gammas[12:]) / 14 < early  # TPE has learned where it is good
 
 
+def test_two_processes_share_the_trials_of_a_folder(tmp_path):
+    alone = run_all(new_search(tmp_path / "a", trials=14))
+    first = new_search(tmp_path / "b", trials=14)
+    second = open_search(first.folder)
+    turn = random.Random(1)
+    while True:
+        search = turn.choice([first, second])
+        search.refresh()
+        jobs = search.next_jobs()
+        if not jobs:
+            break
+        job = turn.choice(jobs)
+        search.note_result(job, made_up(search, job), 1.0)
+        search.add_time(search.spent + 1)
+    assert search.study.trials == alone.study.trials
+    assert outcome_of(search) == outcome_of(alone)
+    assert open_search(first.folder).spent == len([key for key in search.study.notes if "@" in key])
+
+
+def test_a_process_claims_a_run_that_no_other_one_has(tmp_path):
+    held = claim(tmp_path, "trial-000-seed0")
+    assert held is not None
+    assert claim(tmp_path, "trial-000-seed0") is None
+    os.close(held)
+    again = claim(tmp_path, "trial-000-seed0")
+    assert again is not None
+    os.close(again)
+
+
+def test_seconds_to_a_goal_are_a_score(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    rows = [(1, None, 0.5), (2, 3.0, 1.0), (3, 8.0, 2.5)]
+    metrics.write_text(
+        "".join(json.dumps(dict(zip(("env_steps", "return", "seconds"), row, strict=True))) + "\n" for row in rows)
+    )
+    assert seconds_score(metrics, 5.0) == -2.5
+    missed = [seconds_score(metrics, goal) for goal in (10.0, 20.0)]
+    assert missed == [-UNREACHED - 2, -UNREACHED - 12]
+    assert format_score(missed[0]) == "the goal was not reached" and format_score(-2.5) == "-2.5"
+    assert TuneConfig(trials=4, objective="seconds-to:475").goal == 475
+
+
+def test_the_pareto_front_has_the_best_returns_for_their_time(tmp_path):
+    search = new_search(tmp_path / "a")
+    jobs = search.next_jobs()
+    for job, return_, seconds in zip(jobs, [5, 9, 9, 7, 1], [3.0, 8.0, 6.0, 7.0, 1.0], strict=False):
+        search.note_result(job, return_, seconds, return_)
+    assert [name for name, _ in pareto_front(search)] == ["trial-002@1000", "trial-000@1000", "trial-004@1000"]
+    assert "9 in 6.0 s (trial-002@1000), 5 in 3.0 s" in progress_of(search)["front"]
+
+
 def test_a_line_that_was_cut_off_by_a_kill_is_no_harm(tmp_path):
     search = new_search(tmp_path / "a")
     search.next_jobs()
@@ -96,7 +167,7 @@ def test_finalists_meet_the_base_settings_on_fresh_seeds(tmp_path):
     while jobs := search.next_jobs():
         seen += jobs
         for job in jobs:
-            search.record(job, made_up(search, job), 1.0)
+            search.note_result(job, made_up(search, job), 1.0, job.seed)
     fresh = [job for job in seen if job.seed >= FRESH]
     assert [(job.candidate == "base", job.seed) for job in fresh] == [
         (True, FRESH),
@@ -141,11 +212,11 @@ def test_a_budget_ends_the_generations_and_limits_the_fresh_seeds(tmp_path):
     search = new_search(tmp_path / "a", trials=None, budget=100.0)
     while jobs := search.next_jobs():
         for job in jobs:
-            search.record(job, made_up(search, job), 1.0)
+            search.note_result(job, made_up(search, job), 1.0, job.seed)
             search.spent += 1.0
     assert len(search.study.trials) == 36  # 18 runs for 12 trials: a fourth generation would pass the 60th second
     assert 2 <= search.study.notes["final_seeds"] < 5
-    assert search.seconds_left() == 0
+    assert seconds_left(search) == 0
 
 
 def test_trials_can_be_added_to_a_search(tmp_path):
@@ -157,7 +228,7 @@ def test_trials_can_be_added_to_a_search(tmp_path):
 def test_progress_names_the_best_and_the_time_left(tmp_path):
     search = new_search(tmp_path / "a")
     for job in search.next_jobs():
-        search.record(job, made_up(search, job), 1.0)
+        search.note_result(job, made_up(search, job), 1.0, job.seed)
     search.spent = 12.0
     state = progress_of(search)
     assert state["progress"] == "12 of 12 trials, search"
@@ -179,7 +250,8 @@ def test_the_report_is_one_file_without_network(tmp_path):
     ("flags", "message"),
     [
         ([], "a search needs an end: --trials N, --budget 2h, or both"),
-        (["--trials", "4", "--objective", "retrun"], "--objective retrun: expected return or auc"),
+        (["--trials", "4", "--objective", "retrun"], "objective='retrun': expected return, auc or seconds-to:GOAL"),
+        (["--trials", "4", "--objective", "seconds-to:soon"], "expected return, auc or seconds-to:GOAL"),
         (["--trials", "4", "--budget", "soon"], "'soon' is not a time such as 90s, 30m, 2h or 1h30m"),
         (
             ["--trials", "4", "--total-steps", "null", "--until.iterations", "3"],

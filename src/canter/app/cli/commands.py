@@ -148,8 +148,8 @@ as needed by settings that are lists themselves. All combinations are run.
             Argument("--space", "YAML file of settings with their ranges", "FILE", Path),
             Argument(
                 "--objective",
-                "score of a run: return, of the policy in new episodes (the default), or auc, the mean return over "
-                "the steps of training",
+                "score of a run: return, of the policy in new episodes (the default), auc, the mean return over the "
+                "steps of training, or seconds-to:GOAL, the seconds of training until the return reaches a goal",
                 "NAME",
             ),
             Argument("--seeds", "seeds of the best trials in the search, at most (default 3)", "N", positive_int),

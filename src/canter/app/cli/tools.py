@@ -35,10 +35,11 @@ from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new
 from canter.app.report import write_report
 from canter.app.report.differences import comparison_lines
 from canter.app.tuning.outcome import outcome_lines, progress_of
+from canter.app.tuning.runner import OnChange, run_plan
 from canter.app.tuning.search import PLAN, Search, TuneConfig, open_search
 from canter.app.tuning.space import read_space
 from canter.app.tuning.study import load_optuna
-from canter.app.tuning.tune import OnChange, finish, new_search, run_search
+from canter.app.tuning.tune import finish, new_search
 from canter.compat import ImportRefused, import_run
 from canter.config import TrainConfig
 from canter.core.distributed import cores
@@ -284,7 +285,7 @@ def tune_command(arguments: argparse.Namespace) -> None:
     )
     try:
         with exit_on_sigterm(), search_display(search) as on_change:
-            run_search(search, jobs, on_change)
+            run_plan(search, jobs, on_change)
     except KeyboardInterrupt:
         print(f"canter: stopped; go on with: {program()} tune {shlex.quote(str(search.folder))}", file=sys.stderr)
         sys.exit(130)
@@ -303,8 +304,6 @@ def new_search_of(arguments: argparse.Namespace) -> Search:
     arguments.settings = {key: given for key, given in texts.items() if not key.startswith(SPACE)}
     names = ("trials", "budget", "objective", "seeds", "finalists", "final_seeds")
     given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    if given.get("objective", "return") not in ("return", "auc"):
-        raise UsageError(f"--objective {given['objective']}: expected return or auc")
     config, _ = merged_config(arguments)
     return new_search(TuneConfig(**given, space=specs), config, arguments.run_dir, arguments.name)
 

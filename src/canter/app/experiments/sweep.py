@@ -50,6 +50,13 @@ class Sweep:
         content = {"base": self.base, "runs": self.runs}
         replace_file(self.folder / SWEEP, (json.dumps(content, indent=1) + "\n").encode())
 
+    def add(self, name: str, arguments: list[str]) -> None:
+        """Add a run to the stored sweep, to which other processes may add theirs."""
+        if (self.folder / SWEEP).is_file():
+            self.runs.update(Sweep.read(self.folder).runs)
+        self.runs[name] = arguments
+        self.write()
+
     def log(self, name: str) -> Path:
         """Return the file with the output of a run."""
         return self.folder / f"{name}.log"

@@ -10,7 +10,8 @@ import numpy as np
 
 from canter.app.console.text import format_duration, format_number
 from canter.app.experiments.settings import with_overrides
-from canter.app.tuning.search import FRESH, Job, Search
+from canter.app.tuning.runner import Job
+from canter.app.tuning.search import FRESH, KEPT, Search, format_score, trial_name
 from canter.app.tuning.space import plain_values
 from canter.config.files import dump_config
 from canter.core.storage.files import replace_file
@@ -99,15 +100,89 @@ def outcome_lines(search: Search, outcome: Outcome) -> list[str]:
 
 
 def progress_of(search: Search) -> dict[str, str]:
-    """Return how far a search is, the best so far, and the time left, by name."""
+    """Return how far a search is, the best so far, the Pareto front and the time left, by name."""
     planned = "" if search.tune.trials is None else f" of {search.tune.trials}"
-    state = {"progress": f"{len(search.study.trials)}{planned} trials, {search.phase}"}
-    best = search.best_so_far()
+    state = {"progress": f"{len(search.study.trials)}{planned} trials, {phase_of(search)}"}
+    best = best_so_far(search)
     if best is not None:
         name, score, steps = best
-        found = f"best so far {name} with {format_number(score)} at {steps:,} steps"
+        found = f"best so far {name} with {format_score(score)} at {steps:,} steps"
         state["best"] = f"{found} ({search.settings_text(name)})"
-    left = search.seconds_left()
+    front = pareto_front(search)
+    if len(front) > 1:
+        points = (
+            f"{format_number(point.return_)} in {format_duration(point.seconds)} ({name})" for name, point in front
+        )
+        state["front"] = f"return in training time: {', '.join(points)}"
+    left = seconds_left(search)
     if left is not None:
         state["time left"] = f"at most about {format_duration(left)} left"
     return state
+
+
+def phase_of(search: Search) -> str:
+    """Return what the search does now, in words."""
+    if "final_seeds" in search.study.notes:
+        return "finalists on fresh seeds"
+    finished = all(map(search.study.is_finished, range(len(search.study.trials))))
+    return "more seeds for the best" if finished else "search"
+
+
+def best_so_far(search: Search) -> tuple[str, float, int] | None:
+    """Return the trial with the best mean at the highest rung that any has reached, that mean and the rung."""
+    if leaders := search.leaders():
+        best = max(leaders, key=lambda name: float(np.mean(search.search_scores(name))))
+        return best, float(np.mean(search.search_scores(best))), search.total
+    for steps in reversed(search.rungs):
+        if scores := search.rung_scores(steps):
+            number = max(scores, key=lambda number: scores[number])
+            return trial_name(number), scores[number], steps
+    return None
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The return of a policy, and the seconds of training that it took."""
+
+    return_: float
+    seconds: float
+
+
+def costs(search: Search) -> dict[str, Cost]:
+    """Return the cost of every run on the first seed of the search, by `NAME@STEPS`."""
+    first = f"-seed{search.config.seed}@"
+    notes = {key: note for key, note in search.study.notes.items() if first in key}
+    known = {key: note for key, note in notes.items() if note.get("return") is not None}
+    return {key.replace(first, "@"): Cost(note["return"], note["seconds"]) for key, note in known.items()}
+
+
+def pareto_front(search: Search) -> list[tuple[str, Cost]]:
+    """Return the trials, each after some steps, than which none has a higher return in less time; the best first."""
+    front: list[tuple[str, Cost]] = []
+    for name, cost in sorted(costs(search).items(), key=lambda item: (-item[1].return_, item[1].seconds)):
+        if not front or cost.seconds < front[-1][1].seconds:
+            front.append((name, cost))
+    return front
+
+
+def seconds_left(search: Search) -> float | None:
+    """Return the time to the end at most, at the speed so far; None at the beginning."""
+    tune = search.tune
+    if not search.steps_done:
+        return None
+    if "final_seeds" in search.study.notes:
+        left = len(search.final_jobs()) * search.total
+    else:
+        finals = (tune.finalists + 1) * tune.final_seeds
+        seeds = 2 * tune.finalists * (tune.seeds - 1)
+        left = (finals + seeds) * search.total + _halving_steps(search) - search.steps_done
+    seconds = max(left, 0) * search.spent / search.steps_done
+    return seconds if tune.budget is None else min(seconds, max(tune.budget - search.spent, 0.0))
+
+
+def _halving_steps(search: Search) -> int:
+    """Return the transitions of all trials on the first seed."""
+    trials = search.tune.trials or len(search.study.trials)
+    kept = [1.0 / KEPT**level for level in range(len(search.rungs))]
+    lengths = np.diff([0, *search.rungs])
+    return int(trials * float(np.dot(kept, lengths)))

@@ -17,12 +17,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from canter.app.experiments.sweep import Sweep
-from canter.app.tuning.space import build_space, setting_names
+from canter.app.tuning.runner import Job
+from canter.app.tuning.space import build_space, setting_flags, setting_names
 from canter.app.tuning.study import Study
 from canter.config import TrainConfig
 from canter.config.files import dump_config, read_config
@@ -37,6 +38,8 @@ PLAN = "tune.json"
 BASE = "base.yaml"
 GENERATION = 12
 """Trials that are sampled and halved together."""
+UNREACHED = 1e6
+"""Seconds that count for a run that does not reach the goal of `seconds-to:GOAL`."""
 KEPT = 3
 """One of so many trials of a generation goes on to the next rung."""
 RUNGS = (1 / 9, 1 / 3, 1.0)
@@ -57,9 +60,10 @@ class TuneConfig:
     """Settings to try; null for as many as the budget allows."""
     budget: float | None = None
     """Seconds of the whole search; null for no limit. Runs that have started end."""
-    objective: Literal["return", "auc"] = "return"
-    """Score of a run: the mean return of its policy in new episodes, or the mean over its steps of
-    the return while training."""
+    objective: str = "return"
+    """Score of a run: `return`, the mean return of its policy in new episodes; `auc`, the mean over
+    its steps of the return while training; or `seconds-to:GOAL`, the seconds of training until that
+    return reaches a goal, as a negative number."""
     seeds: int = 3
     """Seeds of a trial in the search, at most."""
     finalists: int = 3
@@ -75,26 +79,17 @@ class TuneConfig:
         check_range(self, "must be above 0", "budget")
         if self.trials is None and self.budget is None:
             raise UserError("a search needs an end: --trials N, --budget 2h, or both")
-
-
-@dataclass(frozen=True)
-class Job:
-    """A run, up to a number of steps."""
-
-    candidate: str
-    """`trial-003`, or `base` for the base settings."""
-    seed: int
-    steps: int
+        if self.objective not in ("return", "auc") and self.goal is None:
+            raise UserError(f"objective={self.objective!r}: expected return, auc or seconds-to:GOAL")
 
     @property
-    def name(self) -> str:
-        """Name of the run's folder."""
-        return f"{self.candidate}-seed{self.seed}"
-
-    @property
-    def key(self) -> str:
-        """Name of the result in the journal."""
-        return f"{self.name}@{self.steps}"
+    def goal(self) -> float | None:
+        """The goal of the objective `seconds-to:GOAL`; None for another one."""
+        name, _, text = self.objective.partition(":")
+        try:
+            return float(text) if name == "seconds-to" and math.isfinite(float(text)) else None
+        except ValueError:
+            return None
 
 
 class Search:
@@ -128,15 +123,39 @@ class Search:
         """Return `score` (None if the run failed) and `seconds` of a run that is done."""
         return self.study.notes.get(job.key)
 
-    def record(self, job: Job, score: float | None, seconds: float) -> None:
-        """Record the result of a run."""
-        self.study.note(job.key, {"score": score, "seconds": seconds})
+    def refresh(self) -> None:
+        """Read what other processes have written to the journal."""
+        self.study.refresh()
+        self.spent = max(self.spent, float(self.study.notes.get("spent", 0.0)))
 
-    def read_score(self, job: Job) -> float | None:
-        """Return the score of a run that has ended, from its folder."""
+    def record(self, job: Job, *, failed: bool) -> str:
+        """Record the result of a run that has ended and return a line about it."""
+        last = read_last_row(self.folder / job.name / METRICS)
+        return_ = None if failed else self.read_return(job)
+        score = None if failed else self.read_score(job, return_)
+        self.note_result(job, score, float(last.get("seconds", 0.0)), return_)
+        shown = f"failed, see {self.folder / job.name}.log" if score is None else format_score(score)
+        return f"{job.name}, {job.steps:,} steps: {shown}"
+
+    def note_result(self, job: Job, score: float | None, seconds: float, return_: float | None = None) -> None:
+        """Record a score, the seconds of training that it took, and the return of the policy."""
+        self.study.note(job.key, {"score": score, "seconds": seconds, "return": return_})
+
+    def add_time(self, spent: float) -> None:
+        """Record the seconds of the search so far."""
+        self.spent = spent
+        self.study.note("spent", spent)
+
+    def read_score(self, job: Job, return_: float | None) -> float | None:
+        """Return the score of a run that has ended, from its folder and the return of its policy."""
+        metrics = self.folder / job.name / METRICS
+        if self.tune.goal is not None:
+            return seconds_score(metrics, self.tune.goal)
+        return mean_over_steps(metrics) if self.tune.objective == "auc" else return_
+
+    def read_return(self, job: Job) -> float | None:
+        """Return the mean return of the policy in new episodes, or its reward rate if they do not end."""
         path = self.folder / job.name
-        if self.tune.objective == "auc":
-            return mean_over_steps(path / METRICS)
         average = self.config.by_average
         score = read_record(path).get("score")
         value = score_value(score, average=average)
@@ -144,7 +163,7 @@ class Search:
             value = score.get("reward_per_step")
         return value if value is not None else read_last_row(path / METRICS).get("lta/mean" if average else "return")
 
-    def is_scored(self, job: Job) -> bool:
+    def is_done(self, job: Job) -> bool:
         """Return whether a run has been trained and evaluated, also by a session that was killed."""
         path = self.folder / job.name
         steps = read_last_row(path / METRICS).get("env_steps", 0)
@@ -159,13 +178,9 @@ class Search:
         return ", ".join(f"{self.names[key]} {text}" for key, text in self.settings(candidate).items())
 
     def arguments(self, job: Job) -> list[str]:
-        """Return the flags of a run, without its pause."""
-        flags = [f"--{key.replace('_', '-')}={text}" for key, text in self.settings(job.candidate).items()]
-        return [*flags, f"--seed={job.seed}"]
-
-    def pause(self, job: Job) -> str:
-        """Return the flag that pauses a run at its rung."""
-        return f"--until.steps={job.steps if job.steps < self.total else 'null'}"
+        """Return the arguments of `canter` that start a run, or resume it, up to its rung."""
+        self.sweep.add(job.name, [*setting_flags(self.settings(job.candidate)), f"--seed={job.seed}"])
+        return self.sweep.arguments(job.name, f"--until.steps={job.steps if job.steps < self.total else 'null'}")
 
     # Order of the runs
 
@@ -284,17 +299,6 @@ class Search:
         left = (self.tune.budget - self.spent) / max(self.spent, 1e-9) * self.steps_done
         return min(max(int(left / (candidates * self.total)), 2), self.tune.final_seeds)
 
-    # Progress and outcome
-
-    @property
-    def phase(self) -> str:
-        """What the search does now, in words."""
-        if "final_seeds" in self.study.notes:
-            return "finalists on fresh seeds"
-        return (
-            "more seeds for the best" if all(map(self.study.is_finished, range(len(self.study.trials)))) else "search"
-        )
-
     @property
     def steps_done(self) -> int:
         """Transitions of all runs."""
@@ -304,37 +308,6 @@ class Search:
             if at:
                 most[name] = max(most.get(name, 0), int(steps))
         return sum(most.values())
-
-    def seconds_left(self) -> float | None:
-        """Return the time to the end at most, at the speed so far; None at the beginning."""
-        if not self.steps_done:
-            return None
-        if "final_seeds" in self.study.notes:
-            left = len(self.final_jobs()) * self.total
-        else:
-            finals = (self.tune.finalists + 1) * self.tune.final_seeds
-            seeds = 2 * self.tune.finalists * (self.tune.seeds - 1)
-            left = (finals + seeds) * self.total + self._halving_steps() - self.steps_done
-        seconds = max(left, 0) * self.spent / self.steps_done
-        return seconds if self.tune.budget is None else min(seconds, max(self.tune.budget - self.spent, 0.0))
-
-    def _halving_steps(self) -> int:
-        """Return the transitions of all trials on the first seed."""
-        trials = self.tune.trials or len(self.study.trials)
-        kept = [1.0 / KEPT**level for level in range(len(self.rungs))]
-        lengths = np.diff([0, *self.rungs])
-        return int(trials * float(np.dot(kept, lengths)))
-
-    def best_so_far(self) -> tuple[str, float, int] | None:
-        """Return the trial with the best mean at the highest rung that any has reached, that mean and the rung."""
-        if leaders := self.leaders():
-            best = max(leaders, key=lambda name: float(np.mean(self.search_scores(name))))
-            return best, float(np.mean(self.search_scores(best))), self.total
-        for steps in reversed(self.rungs):
-            if scores := self.rung_scores(steps):
-                number = max(scores, key=lambda number: scores[number])
-                return trial_name(number), scores[number], steps
-        return None
 
     def rung_scores(self, steps: int) -> dict[int, float]:
         """Return the scores of the trials on the first seed at a rung, without those that failed."""
@@ -360,6 +333,23 @@ def mean_over_steps(metrics: Path) -> float | None:
     steps = np.array([row["env_steps"] for row in rows])
     returns = np.array([row["return"] for row in rows])
     return float(np.sum((returns[1:] + returns[:-1]) / 2 * np.diff(steps)) / (steps[-1] - steps[0]))
+
+
+def seconds_score(metrics: Path, goal: float) -> float | None:
+    """Return minus the seconds of training until the return reached a goal; None without a return.
+
+    A run that did not reach it has the score of `UNREACHED` seconds, and less the further it was away.
+    """
+    rows = [row for row in read_rows(metrics) if row.get("return") is not None and "seconds" in row]
+    reached = next((row["seconds"] for row in rows if row["return"] >= goal), None)
+    if reached is not None or not rows:
+        return None if reached is None else -float(reached)
+    return -UNREACHED - (goal - max(row["return"] for row in rows))
+
+
+def format_score(score: float) -> str:
+    """Return a score as text."""
+    return "the goal was not reached" if score <= -UNREACHED else f"{score:.5g}"
 
 
 def create_search(folder: Path, tune: TuneConfig, config: TrainConfig) -> Search:

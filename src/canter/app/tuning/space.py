@@ -192,6 +192,11 @@ def plain_values(texts: Mapping[str, str]) -> dict[str, Any]:
     return {key: parse_value(text) for key, text in texts.items()}
 
 
+def setting_flags(texts: Mapping[str, str]) -> list[str]:
+    """Return settings by key as flags of `canter`."""
+    return [f"--{key.replace('_', '-')}={text}" for key, text in texts.items()]
+
+
 def setting_names(keys: Iterable[str]) -> dict[str, str]:
     """Return the shortest names that tell settings apart, by key: `learning_rate` for its `start`."""
     keys = list(keys)

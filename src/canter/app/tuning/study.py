@@ -39,13 +39,15 @@ class FileLock:
     """Excludes other processes that write to the journal; the system releases it at their death."""
 
     def __init__(self, path: Path) -> None:
+        self.file = path
         self.path = path.with_name(f".{path.name}.lock")
         self.fd = -1
 
     def acquire(self) -> bool:
-        """Wait for the lock."""
+        """Wait for the lock; repair the journal if a process was killed while it wrote."""
         self.fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         fcntl.flock(self.fd, fcntl.LOCK_EX)
+        remove_partial_line(self.file)
         return True
 
     def release(self) -> None:
@@ -62,19 +64,26 @@ class Study:
         self.distributions = {key: part.distribution(self.optuna) for key, part in self.dimensions.items()}
         self.seed = seed
         file = folder / JOURNAL
-        remove_partial_line(file)
         journal = self.optuna.storages.journal
-        self.storage = self.optuna.storages.JournalStorage(
-            journal.JournalFileBackend(str(file), lock_obj=FileLock(file))
-        )
+        lock = FileLock(file)
+        lock.acquire()
+        lock.release()
+        self.storage = self.optuna.storages.JournalStorage(journal.JournalFileBackend(str(file), lock_obj=lock))
         self.study = self.optuna.create_study(
             storage=self.storage, study_name=folder.name, direction="maximize", load_if_exists=True
         )
         self.study_id = self.storage.get_study_id_from_name(folder.name)
-        self.notes: dict[str, Any] = dict(self.study.user_attrs)
+        self.notes: dict[str, Any] = {}
         """What was recorded, by name."""
-        self.trials: list[dict[str, str]] = [self._texts(trial.params) for trial in self._stored()]
+        self.trials: list[dict[str, str]] = []
         """Settings of all trials, as texts by key."""
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read what this and other processes have written to the journal."""
+        self.notes = dict(self.study.user_attrs)
+        stored = self._stored()
+        self.trials += [self._texts(trial.params) for trial in stored[len(self.trials) :]]
 
     def _stored(self) -> list[Any]:
         return self.study.get_trials(deepcopy=False)
