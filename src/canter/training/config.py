@@ -63,6 +63,9 @@ class RunConfig:
     since the last row, metrics the last update. For an algorithm with short iterations the unit is
     about a thousand steps. Does not affect training. Needs 24 bytes per step until the row is
     written."""
+    doctor: bool = True
+    """Look for faults while training: warnings, `report.findings` and `doctor/...` metrics. Does not
+    affect training."""
     checkpoints: CheckpointConfig = field(default_factory=CheckpointConfig)
     """When checkpoints are saved, and how many are kept."""
 

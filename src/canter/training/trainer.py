@@ -152,7 +152,8 @@ class Trainer:
             samples=self.algorithm.horizon * config.env.num_envs * plan_of(config.algorithm).epochs,
             rollouts=min(rollouts, default=None),
             unit=config.log_every * self.algorithm.iterations_per_tick,
-            rows=self.folder.rows(),
+            rows=self.folder.rows() if config.doctor else (),
+            enabled=config.doctor,
         )
 
     def __repr__(self) -> str:
@@ -250,6 +251,8 @@ class Trainer:
 
     def _diagnose(self, report: Report) -> list[Finding]:
         """Return the findings of the doctor; note them in the run's record and warn if they are new."""
+        if not self.doctor.enabled:
+            return []
         before = self.doctor.findings
         findings = self.doctor.diagnose(report.row(), last=self.done)
         if findings != before and distributed.rank() == 0:

@@ -9,6 +9,8 @@ import torch
 
 import canter
 from canter.algorithms.doctor import live
+from canter.algorithms.ppo.ppo import PPO
+from canter.app.cli import main
 from canter.core.struct import tree_leaves
 
 QUIET = {"final_evaluation": False, "console": "quiet"}
@@ -43,18 +45,39 @@ def test_a_run_without_reward_has_a_finding_everywhere(tmp_path, caplog):
     "env, settings",
     [
         ("CartPole-v1", {"total_steps": 5_000}),
+        ("CartPole-v1", {"total_steps": 5_000, "execution": {"engine": "autograd"}}),
         ("Pendulum-v1", {"total_steps": 1_300, "algorithm": {"kind": "sac", "warmup_steps": 1_100}}),
     ],
+    ids=["ppo-native", "ppo-autograd", "sac"],
 )
-def test_equal_bits_with_and_without_the_doctor(env, settings, monkeypatch):
-    def train():
-        result = canter.train(env, folder=False, **settings, **QUIET)
-        return [leaf.clone() for leaf in tree_leaves(result.algorithm.state_tensors())]
+def test_equal_bits_with_the_doctor_on_and_off(env, settings):
+    def train(doctor):
+        rows = []
+        result = canter.train(env, lambda report: rows.append(report.row()) and None, folder=False, doctor=doctor,
+                              **settings, **QUIET)  # fmt: skip
+        measured = any(name.startswith("doctor/") for row in rows for name in row)
+        algorithm = result.algorithm
+        random = [generator.get_state() for generator in algorithm.generators()]
+        return measured, [leaf.clone() for leaf in tree_leaves(algorithm.state_tensors())] + random
 
-    with_doctor = train()
-    monkeypatch.setattr(live.Doctor, "looks_at", lambda self, iteration: False)
-    without = train()
+    measured, with_doctor = train(True)
+    assert measured
+    measured, without = train(False)
+    assert not measured
     assert all(torch.equal(a, b) for a, b in zip(with_doctor, without, strict=True))
+
+
+def test_the_doctor_computes_nothing_if_it_is_off(tmp_path, monkeypatch):
+    def refuse(*arguments, **named):
+        raise AssertionError("computed with doctor=off")
+
+    for name in ("rollout_signals", "episode_signals", "diagnose_signals", "Signals"):
+        monkeypatch.setattr(live, name, refuse)
+    monkeypatch.setattr(PPO, "signals", refuse)
+    settings = ["--total-steps", "3000", "--final-episodes", "1", "--console", "quiet"]
+    main(["train", "CartPole-v1", "--doctor", "off", *settings, "--run-dir", str(tmp_path), "--name", "run"])
+    assert "doctor: false" in (tmp_path / "run" / "config.yaml").read_text()
+    assert "findings" not in json.loads((tmp_path / "run" / "run.json").read_text())
 
 
 def test_signals_are_in_the_log_of_some_iterations(tmp_path):

@@ -83,13 +83,23 @@ def _flag_value(value: Any) -> str:
 
 
 class Signals:
-    """Settings of a run and the rows of its log so far, oldest first."""
+    """Settings of a run and the rows of its log so far, oldest first.
 
-    def __init__(self, settings: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> None:
+    `numbers` are the metrics of the first rows, by name, as far as they have been read; they are continued.
+    """
+
+    def __init__(
+        self,
+        settings: Mapping[str, Any],
+        rows: Sequence[Mapping[str, Any]],
+        numbers: dict[str, list[float]] | None = None,
+    ) -> None:
         self.settings = settings
         """Plain values by dotted key."""
         self.rows = rows
+        self._numbers = {} if numbers is None else numbers
         self._columns: dict[str, np.ndarray] = {}
+        self._known: dict[str, np.ndarray] = {}
 
     @property
     def steps(self) -> np.ndarray:
@@ -99,13 +109,19 @@ class Signals:
     def column(self, name: str) -> np.ndarray:
         """Return a metric, float64 `[rows]`; NaN where a row has none."""
         if name not in self._columns:
-            self._columns[name] = np.array([_number(row.get(name)) for row in self.rows])
+            numbers = self._numbers.setdefault(name, [])
+            numbers.extend(_number(row.get(name)) for row in self.rows[len(numbers) :])
+            self._columns[name] = np.array(numbers)
         return self._columns[name]
 
     def known(self, name: str, *, since: float = 0.0) -> np.ndarray:
         """Return the finite values of a metric, after that fraction of the run."""
         values = self.column(name)
-        return values[np.isfinite(values) & (self.fractions >= since)]
+        if since > 0.0:
+            return values[np.isfinite(values) & (self.fractions >= since)]
+        if name not in self._known:
+            self._known[name] = values[np.isfinite(values)]
+        return self._known[name]
 
     def recent(self, name: str, count: int) -> np.ndarray:
         """Return the last finite values of a metric; empty if there are fewer than `count`."""

@@ -27,7 +27,8 @@ class Doctor:
 
     `signals` are those of the algorithm and `rules` its rules. `samples` are those that an update
     learns from, passes counted; `rollouts` is the length of the run, None if unknown, and `unit` the
-    iterations between rows of the log. `settings` are plain values by dotted key.
+    iterations between rows of the log. `settings` are plain values by dotted key. If not `enabled`,
+    it never looks.
     """
 
     def __init__(
@@ -40,7 +41,9 @@ class Doctor:
         rollouts: float | None,
         unit: int,
         rows: Sequence[Mapping[str, Any]] = (),
+        enabled: bool = True,
     ) -> None:
+        self.enabled = enabled
         self.own_signals = signals
         self.settings = settings
         self.rules = (TASK_RULES, *rules)
@@ -49,6 +52,7 @@ class Doctor:
         self.every = math.ceil(rest / unit) * unit
         self.rows: list[Mapping[str, Any]] = list(rows)
         """Rows of the log so far."""
+        self._numbers: dict[str, list[float]] = {}
         self.findings: list[Finding] = []
         """Findings of the last look."""
         self._known: set[str] = set()
@@ -57,7 +61,7 @@ class Doctor:
 
     def looks_at(self, iteration: int) -> bool:
         """Return whether the doctor looks at that iteration."""
-        return iteration == 1 or iteration % self.every == 0
+        return self.enabled and (iteration == 1 or iteration % self.every == 0)
 
     def measure(self, rollout: Rollout[Any], iteration: int) -> None:
         """Measure the signals of a complete rollout if the doctor looks at the iteration."""
@@ -82,6 +86,7 @@ class Doctor:
             half = MAX_ROWS // 2
             older = [row for i, row in enumerate(self.rows[:half]) if i % 2 == 0 or f"{PREFIX}return_std" in row]
             self.rows = older + self.rows[half:]
+            self._numbers = {}
         if last or self.looks_at(int(row["iteration"])):
-            self.findings = diagnose_signals(Signals(self.settings, self.rows), self.rules)
+            self.findings = diagnose_signals(Signals(self.settings, self.rows, self._numbers), self.rules)
         return self.findings

@@ -262,7 +262,8 @@ def _sustained(signals: Signals, name: str) -> tuple[float, float] | None:
     known = values[finite]
     if len(known) < UPDATES:
         return None
-    kept = np.median(np.lib.stride_tricks.sliding_window_view(known, UPDATES), -1)
+    windows = [known[i : len(known) - UPDATES + 1 + i] for i in range(UPDATES)]
+    kept = np.sort(windows, 0)[UPDATES // 2]
     place = int(kept.argmax())
     return float(kept[place]), float(signals.steps[finite][place + UPDATES - 1])
 

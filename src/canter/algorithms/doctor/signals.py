@@ -47,8 +47,11 @@ def rollout_signals(rollout: Rollout[Any]) -> Metrics:
 
 def finite(signals: Mapping[str, Tensor]) -> Metrics:
     """Return signals under their names in the log, without NaN and infinity."""
-    bounds = {"nan": 0.0, "posinf": LARGEST, "neginf": -LARGEST}
-    return {PREFIX + name: value.float().nan_to_num(**bounds) for name, value in signals.items()}
+    if not signals:
+        return {}
+    values = torch.stack([value.float() for value in signals.values()])
+    values = values.nan_to_num(nan=0.0, posinf=LARGEST, neginf=-LARGEST)
+    return {PREFIX + name: value for name, value in zip(signals, values.unbind(), strict=True)}
 
 
 def _observations(rollout: Rollout[Any]) -> Metrics:
