@@ -213,6 +213,27 @@ def test_a_model_of_rsl_rl_trains_saves_and_loads(tmp_path, caplog, roles):
     again.learn(1)
 
 
+class RNNModel(Model):
+    """A class of the user's with a name of RSL-RL's."""
+
+
+def test_a_class_of_the_user_with_a_name_of_rsl_rls_is_the_users():
+    runner = OnPolicyRunner(Robots(), rsl_own("test_own_networks:RNNModel"), device="cpu")
+    assert isinstance(runner.alg.ppo.model.actor.network.model, RNNModel)
+
+
+def test_a_recurrent_class_of_rsl_rl_builds_canters_network():
+    theirs = type("RNNModel", (nn.Module,), {"__module__": "rsl_rl.models.rnn_model"})
+    built = []
+    for name in ("rsl_rl.models:RNNModel", theirs):
+        memory: dict[str, Any] = {"class_name": name, "rnn_type": "gru", "rnn_hidden_dim": 4, "rnn_num_layers": 1}
+        own = {f"{part}__{key}": value for part in ("actor", "critic") for key, value in memory.items()}
+        runner = OnPolicyRunner(Robots(), rsl_settings(5, **own), device="cpu")
+        runner.learn(1)
+        built.append(runner.alg.ppo.config)
+    assert built[0] == built[1] and built[0].model.policy.rnn.hidden == 4
+
+
 @pytest.mark.parametrize(
     ("name", "words"),
     [

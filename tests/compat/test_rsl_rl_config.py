@@ -76,6 +76,35 @@ def test_recurrence_of_both_networks_runs_over_the_whole_rollout():
     assert import_config(none, num_envs=4).config.algorithm.model.policy.rnn is None, "as mjlab writes no memory"
 
 
+@pytest.mark.parametrize("path", ["rsl_rl.models:{}", "rsl_rl.models.{}", "rsl_rl.models.rnn_model:{}"])
+def test_classes_of_rsl_rl_are_known_by_their_path_too(path):
+    rnn = {"rnn_type": "gru", "rnn_hidden_dim": 12, "rnn_num_layers": 2}
+    own = {f"{net}.{key}": value for net in ("actor", "critic") for key, value in rnn.items()}
+
+    def imported(path):
+        named = {f"{net}.class_name": path.format("RNNModel") for net in ("actor", "critic")}
+        named |= {"actor.distribution_cfg.class_name": path.format("GaussianDistribution")}
+        tree = changed(RSL_RL, own | named | {"algorithm.class_name": path.format("PPO")})
+        return import_config(tree, parity=True, num_envs=4)
+
+    found = imported(path)
+    assert found.config.algorithm == imported("{}").config.algorithm
+    assert found.config.algorithm.model.policy.rnn.cell == "gru" and found.config.algorithm.shuffle == "none"
+    assert not found.report.of("refused")
+
+
+def test_an_old_recurrent_class_by_its_path_is_recurrent_and_actor_critic_is_not():
+    rnn = {"policy.rnn_type": "lstm", "policy.rnn_hidden_size": 12}
+    path = {"policy.class_name": "rsl_rl.modules.ActorCriticRecurrent"}
+    found = import_config(changed(GENERATIONS[3], rnn | path), num_envs=4).config.algorithm
+    assert (found.model.policy.rnn.cell, found.model.critic.rnn.hidden, found.sequence_length) == ("lstm", 12, 8)
+    bare = import_config(changed(GENERATIONS[3], path), num_envs=4).config.algorithm
+    assert (bare.model.policy.rnn.cell, bare.model.policy.rnn.hidden) == ("lstm", 256), "RSL-RL's defaults"
+    plain = import_config(changed(GENERATIONS[3], rnn | {"policy.class_name": "ActorCritic"}), num_envs=4)
+    assert plain.config.algorithm.model.policy.rnn is None, "RSL-RL ignores the layers"
+    assert {entry.key for entry in plain.report.of("no_effect")} >= set(rnn)
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

@@ -20,6 +20,7 @@ from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.policy import InferencePolicy
 from canter.compat.rsl_rl.runner import LearningAlg, OnPolicyRunner
 from canter.compat.settings.importing import import_config
+from canter.compat.settings.rsl_rl_network import class_name
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError
 from canter.core.struct import tree_copy_
@@ -44,7 +45,9 @@ def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
             "activation": old.get("activation", "elu"),
             "obs_normalization": old.get(f"{role}_obs_normalization", usual),
         }
-        if str(old.get("class_name")).endswith("Recurrent") and (role == "student" or old.get("teacher_recurrent")):
+        if str(class_name(old.get("class_name"))).endswith("Recurrent") and (
+            role == "student" or old.get("teacher_recurrent")
+        ):
             own |= {key: old[key] for key in ("rnn_type", "rnn_hidden_dim", "rnn_num_layers") if key in old}
             own["class_name"] = "RNNModel"
     std = {"init_std": old.get("init_noise_std", 0.1), "std_type": old.get("noise_std_type", "scalar")}

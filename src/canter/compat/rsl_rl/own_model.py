@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.compat.settings.importing import Imported
-from canter.compat.settings.rsl_rl_network import NETWORK_CLASSES, generation_of
+from canter.compat.settings.rsl_rl_network import NETWORK_CLASSES, class_name, generation_of
 from canter.core.plain import ConfigError
 from canter.core.specs import EnvSpec, TensorSpec
 from canter.core.struct import Obs, State
@@ -40,11 +40,10 @@ def own_models(train_cfg: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
     return {role: _class_of(name, f"{role}.class_name") for role, name in named.items() if _is_own(name)}
 
 
-def _is_own(name: Any) -> bool:
-    if not isinstance(name, str):
-        return name is not None
-    module, _, last = name.rpartition(":" if ":" in name else ".")
-    return bool(module) and last not in NETWORK_CLASSES
+def _is_own(given: Any) -> bool:
+    if given is None or class_name(given) in NETWORK_CLASSES:
+        return False
+    return not isinstance(given, str) or ":" in given or "." in given
 
 
 def _class_of(given: Any, key: str) -> Callable[..., Any]:

@@ -7,7 +7,14 @@ from typing import Any
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rsl_rl_distillation import apply_distillation
-from canter.compat.settings.rsl_rl_network import CRITIC, POLICY, Generation, apply_networks
+from canter.compat.settings.rsl_rl_network import (
+    CRITIC,
+    POLICY,
+    Generation,
+    apply_networks,
+    is_recurrent,
+    with_class_names,
+)
 from canter.compat.settings.rules import (
     OMIT,
     Always,
@@ -34,6 +41,7 @@ def translate(run: Import, generation: Generation) -> None:
 
     RSL-RL's say nothing about the environment.
     """
+    run.tree = with_class_names(run.tree)
     root = run.root
     if run.env is not None:
         root.set("env.id", run.env)
@@ -68,7 +76,8 @@ def apply_ppo(run: Import, generation: Generation) -> None:
     if generation.split:
         root.no_effect("policy", "actor and critic win over it")
     s = run.section("algorithm", "algorithm")
-    recurrent = is_recurrent(root)
+    # Minibatches of recurrent networks are of whole environments.
+    recurrent = any(is_recurrent(run.section(at)) for at in (generation.actor, generation.critic))
     apply(ppo_rules(generation), s)
     uneven_minibatches(s, run.section(generation.runner), recurrent)
     optimizer(s, split=generation.split)
@@ -108,12 +117,6 @@ def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
         ),
         Parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1"),
     )
-
-
-def is_recurrent(root: Section) -> bool:
-    """Return True if a network is recurrent: then minibatches are of whole environments."""
-    named = str(root.raw("runner.policy_class_name", root.raw("policy.class_name", "")))
-    return named.endswith("Recurrent") or any(root.has(f"{at}.rnn_type") for at in ("policy", "actor", "critic"))
 
 
 def uneven_minibatches(s: Section, runner: Section, recurrent: bool) -> None:

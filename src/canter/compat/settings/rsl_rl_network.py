@@ -6,6 +6,7 @@ Layers, recurrent layers, encoders, normalizers and the std of actions.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +28,7 @@ GAIN = math.sqrt(2)
 """Gain that leaves torch's own initial weights unchanged."""
 NETWORK_CLASSES = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCriticRecurrent", "ActorCriticCNN")
 RECURRENT_CLASSES = ("RNNModel", "ActorCriticRecurrent")
+LIBRARY = "rsl_rl"
 STD_KINDS = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
 
 BETA = "BetaDistribution"
@@ -53,6 +55,25 @@ class Generation:
     def empirical_normalization(self) -> str:
         """Key that normalised the observations of both networks in old generations."""
         return f"{self.runner}.empirical_normalization" if self.runner else "empirical_normalization"
+
+
+def with_class_names(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings with RSL-RL's own classes by name: RNNModel for rsl_rl.models:RNNModel."""
+
+    def short(key: Any, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return with_class_names(value)
+        return class_name(value) if str(key).endswith("class_name") else value
+
+    return {key: short(key, value) for key, value in tree.items()}
+
+
+def class_name(value: Any) -> Any:
+    """Return the name of a class of RSL-RL, given as a path or itself; other values as they are."""
+    path = f"{value.__module__}:{value.__name__}" if isinstance(value, type) else value
+    if isinstance(path, str) and path.startswith(f"{LIBRARY}."):
+        return re.split("[:.]", path)[-1]
+    return value
 
 
 def generation_of(tree: Mapping[str, Any]) -> Generation | None:
@@ -128,8 +149,7 @@ def normalizer(s: Section, key: str, generation: Generation) -> None:
 def recurrent_layers(s: Section, generation: Generation) -> None:
     """Sequences of recurrent networks are as long as the rollout."""
     size = "rnn_hidden_size" if s.has("rnn_hidden_size") else "rnn_hidden_dim"
-    class_name = s.raw("class_name", s.run.root.raw("runner.policy_class_name", ""))
-    if not s.has("rnn_type") and class_name not in RECURRENT_CLASSES:
+    if not is_recurrent(s):
         s.no_effect(f"rnn_type {size} rnn_num_layers", "the network is not recurrent")
         return
     s.copy("rnn_type", "rnn.cell", "gru" if str(s.raw("rnn_type", "lstm")).lower() == "gru" else "lstm")
@@ -138,6 +158,12 @@ def recurrent_layers(s: Section, generation: Generation) -> None:
     s.set("rnn.position", "before_mlp")
     runner = s.run.section(generation.runner, "algorithm")
     runner.set("sequence_length", read.integer(runner, "num_steps_per_env"), "num_steps_per_env")
+
+
+def is_recurrent(s: Section) -> bool:
+    """Return True for a recurrent class, or layers of one; `ActorCritic` ignores layers."""
+    named = s.raw("class_name", s.run.root.raw("runner.policy_class_name"))
+    return named in RECURRENT_CLASSES or (s.has("rnn_type") and named != "ActorCritic")
 
 
 def encoder(s: Section) -> None:
