@@ -1,0 +1,176 @@
+"""One training run of the benchmark: its settings, the run, and the file that keeps its log."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import json
+import re
+import time
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from tasks import FIT_PRESETS, FIT_TASKS, GOALS, REPORT_PRESETS, REPORT_TASKS
+
+from canter import Trainer
+from canter.algorithms import doctor
+from canter.app.experiments.settings import base_config, with_overrides
+from canter.config import TrainConfig
+from canter.core.plain import to_plain
+from canter.core.registry import UserError
+from canter.nn.normalizer import Normalizer
+from canter.play.evaluation import evaluate
+from canter.runs.records import flatten
+from faults import BROKEN_ENV, FAULTS, Fault, FaultyEnv
+
+TASKS = FIT_TASKS | REPORT_TASKS
+PRESETS = FIT_PRESETS | REPORT_PRESETS
+RULES = Path(doctor.__file__).parent
+MORE_ENVS = 16
+"""A broken environment is one of 16 at least."""
+EVALUATIONS = 20
+EVALUATED_EPISODES = 5
+LAST = 0.15
+"""Share of a run, at its end, whose episodes are its return."""
+FIRST_EPISODES = 16
+"""Episodes that show how good an untrained policy is."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run of a task with a fault, or of a preset; a restored one has the change of a finding, too."""
+
+    task: str
+    fault: str
+    seed: int
+    change: dict[str, Any] | None = field(default=None, hash=False, compare=False)
+
+    @property
+    def name(self) -> str:
+        """Name of its file."""
+        kind = "" if self.change is None else "+"
+        return re.sub(r"[^A-Za-z0-9.+-]", "_", f"{self.task}-{self.fault}{kind}-{self.seed}")
+
+
+def config_of(job: Job) -> TrainConfig:
+    """Return the settings of a run."""
+    if job.fault == "preset":
+        return with_overrides(base_config(None, job.task)[0], {**PRESETS[job.task], "seed": job.seed})
+    fault = FAULTS[job.fault]
+    config, _ = base_config(job.task, None)
+    config = with_overrides(config, TASKS[job.task])
+    settings = {**fault.settings, "seed": job.seed}
+    if fault.one_env and config.env.num_envs < MORE_ENVS:
+        horizon = config.algorithm.horizon * config.env.num_envs // MORE_ENVS
+        settings |= {"env.num_envs": MORE_ENVS, "algorithm.horizon": horizon}
+    if "algorithm.critic_optimizer" in settings:
+        section = to_plain(config.algorithm.optimizer) | settings.pop("algorithm.critic_optimizer")
+        settings |= {f"algorithm.critic_optimizer.{key}": value for key, value in section.items()}
+    config = with_overrides(config, settings)
+    if fault.rate != 1.0:
+        rate = to_plain(config.algorithm.optimizer.learning_rate)
+        rate["start" if "start" in rate else "value"] *= fault.rate
+        config = with_overrides(config, {"algorithm.optimizer.learning_rate": rate})
+    return with_overrides(config, job.change or {})
+
+
+class Evaluations:
+    """Evaluates every 20th of a run with the statistics of an untrained normaliser, and notes the return in the row."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.env = with_overrides(config, {"env.num_envs": EVALUATED_EPISODES}).env.build("cpu")
+        self.every = (config.total_steps or 0) / EVALUATIONS
+        self.next = 0.0
+
+    def __call__(self, policy: Any, row: dict[str, Any]) -> None:
+        """Evaluate if it is due."""
+        if row["env_steps"] < self.next:
+            return
+        self.next = row["env_steps"] + self.every
+        policy = copy.deepcopy(policy)
+        for part in policy.actor.modules():
+            if isinstance(part, Normalizer):
+                part.shift.zero_()
+                part.inverse_scale.fill_(1.0)
+        row["eval/return"] = evaluate(policy, self.env, EVALUATED_EPISODES, seed=1).mean
+
+
+def train(job: Job) -> dict[str, Any]:
+    """Train; return settings, rows and returns, or the refusal."""
+    torch.set_num_threads(1)
+    start = time.perf_counter()
+    rows: list[dict[str, Any]] = []
+    config = config_of(job)
+    fault = FAULTS.get(job.fault, FAULTS["healthy"])
+    env = None if job.fault == "preset" else FaultyEnv(config.env.build("cpu"), fault, GOALS[job.task])
+    evaluations = Evaluations(config) if fault.lost_statistics else None
+
+    def keep(report: Any, policy: Any) -> None:
+        rows.append(dict(report.row()))
+        if evaluations is not None:
+            evaluations(policy, rows[-1])
+
+    try:
+        with warnings.catch_warnings(), Trainer(config, keep, env=env) as trainer:
+            warnings.simplefilter("ignore")
+            trainer.learn()
+    except UserError as error:
+        return {"job": vars(job), "refused": str(error)}
+    except Exception as error:  # a run that diverges ends with NaN
+        return {"job": vars(job), "failed": f"{type(error).__name__}: {error}"[:300]}
+    outcome = {"job": vars(job), "seconds": round(time.perf_counter() - start, 1)}
+    outcome |= {} if env is None else returns_of(fault, env, rows)
+    if job.change is None:
+        outcome |= {"settings": dict(flatten(to_plain(config))), "rows": [shorten(row) for row in rows]}
+    return outcome
+
+
+def returns_of(fault: Fault, env: FaultyEnv, rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the true returns of the first episodes and of those at the end."""
+    if fault.lost_statistics:
+        evaluations = [row["eval/return"] for row in rows if "eval/return" in row]
+        last = evaluations[-int(LAST * EVALUATIONS) :]
+    else:
+        last = [
+            x for at, i, x in env.episodes if at >= (1 - LAST) * env.steps and (not fault.one_env or i == BROKEN_ENV)
+        ]
+        if not last:
+            last = [x for _, i, x in env.episodes if not fault.one_env or i == BROKEN_ENV][-1:]
+    first = [x for _, _, x in env.episodes[:FIRST_EPISODES]]
+    return {"first": sum(first) / max(len(first), 1), "last": sum(last) / max(len(last), 1)}
+
+
+def shorten(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row with five digits, without times."""
+    return {
+        name: float(f"{x:.5g}") if isinstance(x, float) else x
+        for name, x in row.items()
+        if x is not None and not name.startswith(("time/", "lta/", "env/")) and name not in SKIPPED
+    }
+
+
+SKIPPED = ("train_steps", "rollouts", "resets", "updates", "seconds", "minibatch_updates", "optim/minibatch_updates")
+
+
+def write_outcome(folder: Path, job: Job) -> float:
+    """Train and write the file of a run; return its seconds."""
+    start = time.perf_counter()
+    outcome = train(job)
+    path = folder / f"{job.name}.json.gz"
+    path.with_suffix(".part").write_bytes(gzip.compress(json.dumps(outcome, separators=(",", ":")).encode(), 9))
+    path.with_suffix(".part").rename(path)
+    return time.perf_counter() - start
+
+
+def read_outcome(folders: list[Path], job: Job) -> dict[str, Any] | None:
+    """Return what a run left in the first folder that has it; None if none has, or if its change was another."""
+    for folder in folders:
+        path = folder / f"{job.name}.json.gz"
+        if path.exists():
+            outcome = json.loads(gzip.decompress(path.read_bytes()))
+            if outcome["job"].get("change") == job.change:
+                return outcome
+    return None
