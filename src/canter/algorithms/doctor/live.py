@@ -13,7 +13,9 @@ from canter.core.data.rollout import Rollout
 from canter.core.struct import Metrics
 
 LOOKS = 50
-"""Times that the doctor looks in a run whose length is known."""
+"""Times that the doctor would look in a run whose length is known, if it looked as often as at its start."""
+DENSE = 0.2
+"""Fraction of the run after which two of three looks are left out."""
 LARGE_UPDATE = 1 << 14
 """Samples that an update learns from, passes counted, from which a look is cheap beside it."""
 MAX_ROWS = 4000
@@ -50,6 +52,7 @@ class Doctor:
         rest = 2 if samples >= LARGE_UPDATE else 5
         rest = UNKNOWN_LENGTH_REST if rollouts is None else max(math.ceil(rollouts / LOOKS), rest)
         self.every = math.ceil(rest / unit) * unit
+        self.dense = math.inf if rollouts is None else max(DENSE * rollouts, 4 * self.every)
         self.rows: list[Mapping[str, Any]] = list(rows)
         """Rows of the log so far."""
         self._numbers: dict[str, list[float]] = {}
@@ -61,7 +64,8 @@ class Doctor:
 
     def looks_at(self, iteration: int) -> bool:
         """Return whether the doctor looks at that iteration."""
-        return self.enabled and (iteration == 1 or iteration % self.every == 0)
+        every = self.every if iteration <= self.dense else 3 * self.every
+        return self.enabled and (iteration == 1 or iteration % every == 0)
 
     def measure(self, rollout: Rollout[Any], iteration: int) -> None:
         """Measure the signals of a complete rollout if the doctor looks at the iteration."""

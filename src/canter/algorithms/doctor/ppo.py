@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
 
 UPDATES = 5
 """Consecutive updates whose median counts."""
@@ -106,14 +106,14 @@ def small_updates(signals: Signals) -> Finding | None:
         return None
     # Schedules fall to 0 in the end, where small updates are intended.
     early = max(int(len(kl) * min(0.7 / signals.fraction, 1.0)), UPDATES)
-    if np.median(kl[:early]) > SMALL_KL or np.median(clipped[:early]) > SMALL_CLIP or kl[:UPDATES].max() > 0.01:
+    if median(kl[:early]) > SMALL_KL or median(clipped[:early]) > SMALL_CLIP or kl[:UPDATES].max() > 0.01:
         return None
     return Finding(
         "small_updates",
         "Updates are too small",
-        (signals.evidence("policy/kl", float(np.median(kl[:early])), SMALL_KL),),
+        (signals.evidence("policy/kl", median(kl[:early]), SMALL_KL),),
         "The policy hardly changes from update to update, and the return is not better than at the start.",
-        _rate(signals, min(math.sqrt(GOOD_KL / max(float(np.median(kl[:early])), 1e-6)), 100.0)),
+        _rate(signals, min(math.sqrt(GOOD_KL / max(median(kl[:early]), 1e-6)), 100.0)),
     )
 
 
@@ -158,9 +158,9 @@ def entropy_bonus(signals: Signals) -> Finding | None:
         return None
     if signals.self_play:
         return None
-    grown = len(std) > 0 and float(np.median(std[-UPDATES:])) > 1.3 * std[0]
-    random = not len(std) and entropy[0] > 0 and float(np.median(entropy[-UPDATES:])) > 0.8 * entropy[0]
-    runaway = len(std) > 0 and float(np.median(std[-UPDATES:])) > 4.0 * std[0]
+    grown = len(std) > 0 and median(std[-UPDATES:]) > 1.3 * std[0]
+    random = not len(std) and entropy[0] > 0 and median(entropy[-UPDATES:]) > 0.8 * entropy[0]
+    runaway = len(std) > 0 and median(std[-UPDATES:]) > 4.0 * std[0]
     if not (runaway or (coef >= 0.05 and (grown or random))):
         return None
     metric, value, limit = "policy/entropy", entropy[-1], 0.8 * entropy[0]
@@ -195,9 +195,7 @@ def collapse(signals: Signals) -> Finding | None:
     std = signals.known("policy/std")
     if signals.learned or len(entropy) < UPDATES:
         return None
-    value = (
-        float(np.median(std[-UPDATES:])) if len(std) else float(np.median(entropy[-UPDATES:])) / max(entropy[0], 1e-9)
-    )
+    value = median(std[-UPDATES:]) if len(std) else median(entropy[-UPDATES:]) / max(entropy[0], 1e-9)
     if value > SMALL_STD:
         return None
     return Finding(
@@ -217,7 +215,7 @@ def blind_critic(signals: Signals) -> Finding | None:
         return None
     spread = signals.known("doctor/return_std")
     varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
-    if explained.max() > EXPLAINED or not varies or np.median(kl) < SMALL_KL:
+    if explained.max() > EXPLAINED or not varies or median(kl) < SMALL_KL:
         return None
     return Finding(
         "blind_critic",

@@ -6,6 +6,7 @@ rollout and changes nothing. T steps, N environments, D components of an observa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,8 @@ MIN_TRANSITIONS = 64
 """Rollouts with fewer have no statistics worth reading."""
 MIN_ENVS = 8
 """With fewer environments none can be called an exception."""
+OUTLIER = 3.0
+"""Standard deviations beyond which a change of observations counts no more."""
 LARGEST = 1e30
 """Signals are cut off here, since the log has finite numbers only."""
 
@@ -112,7 +115,10 @@ def policy_signals(policy: Policy, rollout: Rollout[Any]) -> Metrics:
         sent = distribution.to_env(record.action)
         at_bound = (sent <= sent.new_tensor(space.low)) | (sent >= sent.new_tensor(space.high))
         signals["action_at_bound"] = at_bound.float().mean()
-        signals |= action_effect(record.action - distribution.mode(record.dist_params), rollout)
+        noise = record.action - distribution.mode(record.dist_params)
+        std = distribution.std(record.dist_params)
+        noise = noise if std is None else noise / std
+        signals |= action_effect(torch.cat([noise, noise.abs()], -1), rollout)
     elif isinstance(distribution, Categorical):
         chosen = one_hot(record.action, distribution.n)
         signals |= action_effect(chosen - record.dist_params.softmax(-1), rollout)
@@ -123,25 +129,27 @@ def action_effect(noise: Tensor, rollout: Rollout[Any]) -> Metrics:
     """Return how surely the exploration noise `[T, N, A]` moves the next observation or the reward.
 
     The value is the largest t statistic of a correlation between a component of the noise and one
-    of the change of observations, over what chance gives for as many pairs. The noise is independent
-    of the state, so a correlation is an effect.
+    of the change of observations, or its amount, over what chance gives for as many pairs. The
+    noise is independent of the state, so a correlation is an effect. Amounts of the noise (more
+    components) and of the change show effects that have no sign, as of a squared action.
     """
     obs = [group for group in rollout.obs.values() if group.is_floating_point() and group.ndim == 3]
     if not obs or rollout.valid.numel() < MIN_TRANSITIONS:
         return {}
     usable = (rollout.valid & ~rollout.done).reshape(-1, 1)
-    change = torch.cat([torch.cat([group[1:] - group[:-1] for group in obs], -1), rollout.reward.unsqueeze(-1)], -1)
     count = usable.sum().clamp(min=2)
-
-    def standardize(x: Tensor) -> Tensor:
-        x = torch.where(usable, x.reshape(len(usable), -1).float(), 0.0)
-        x = torch.where(usable, x - x.sum(0) / count, 0.0)
-        return x / (x.square().sum(0) / count).sqrt().clamp(min=1e-12)
-
-    correlation = standardize(noise).t() @ standardize(change) / count
-    statistic = correlation.abs().amax() * count.sqrt()
-    chance = (2.0 * torch.log(torch.tensor(2.0 * correlation.numel(), device=noise.device))).sqrt()
-    return {"action_effect": statistic / chance}
+    columns = [noise, *(group[1:] - group[:-1] for group in obs), rollout.reward.unsqueeze(-1)]
+    values = torch.where(usable, torch.cat(columns, -1).reshape(len(usable), -1).float(), 0.0)
+    values = torch.where(usable, values - values.sum(0) / count, 0.0)
+    values = values / (values.square().sum(0) / count).sqrt().clamp(min=1e-12)
+    noise, change = values.split([noise.shape[-1], values.shape[-1] - noise.shape[-1]], -1)
+    change = change.clamp(-OUTLIER, OUTLIER)  # a rare jump would count as an effect by chance
+    change = torch.cat([change, change.abs()], -1)
+    variance = change.square().sum(0) / count - (change.sum(0) / count).square()
+    covariance = noise.t() @ change / count  # the mean of the noise is 0
+    correlation = covariance * variance.clamp(min=1e-12).rsqrt()
+    chance = math.sqrt(2.0 * math.log(2.0 * correlation.numel()))
+    return {"action_effect": correlation.abs().amax() * count.sqrt() / chance}
 
 
 def episode_signals(episodes: Sequence[tuple[float, int, bool]]) -> dict[str, float]:

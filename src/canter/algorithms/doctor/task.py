@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
 
 LOOKS = 3
 """Looks of the doctor that must agree."""
@@ -80,12 +80,12 @@ def broken_env(signals: Signals) -> Finding | None:
     looks = 2 * LOOKS
     worst = signals.recent("doctor/env_worst", looks)
     distance = signals.recent("doctor/env_distance", looks)
-    if not len(worst) or np.ptp(worst) > 0 or distance.min() < 4.0 or np.median(distance) < EXCEPTION:
+    if not len(worst) or np.ptp(worst) > 0 or distance.min() < 4.0 or median(distance) < EXCEPTION:
         return None
     return Finding(
         "broken_env",
         f"Environment {int(worst[-1])} differs from all others",
-        (signals.evidence("doctor/env_distance", float(np.median(distance)), EXCEPTION),),
+        (signals.evidence("doctor/env_distance", median(distance), EXCEPTION),),
         f"Its mean reward was the farthest from the median at each of {looks} looks, by that many robust standard "
         "deviations.",
         advice=f"step environment {int(worst[-1])} alone and compare",
@@ -133,7 +133,7 @@ def dying_pays(signals: Signals) -> Finding | None:
     terminated = signals.known("terminated_rate")
     if len(lengths) < 8 or signals.setting("success.ending") in ("terminated", "any") or signals.self_play:
         return None
-    now = float(np.median(lengths[-4:]))
+    now = median(lengths[-4:])
     ends = terminated.min() >= 0.95
     better = signals.current_gain > 0 and rewards[-1] < 0
     if not ends or not better or now > SHORTER * lengths[0] or now < 1.5:
