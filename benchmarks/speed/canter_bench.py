@@ -45,6 +45,8 @@ def config_of(options: argparse.Namespace, num_envs: int) -> canter.TrainConfig:
         hidden=tuple(options.hidden),
         memory=memory,
         precision=options.precision,
+        distribution=options.distribution,
+        **({"nvec": options.discrete} if options.discrete else {}),
     )
 
 
@@ -161,6 +163,8 @@ def main() -> None:
     parser.add_argument("--horizon", type=int, default=24)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--distribution", default="auto")
+    parser.add_argument("--discrete", type=int, nargs="*", help="numbers of values of tensor:null's discrete actions")
     parser.add_argument("--memory", type=int, help="width of an LSTM before the network")
     parser.add_argument("--num-minibatches", type=int, default=32, help="of `train`; the others use 4")
     parser.add_argument("--iterations", type=int, default=20)
@@ -170,6 +174,8 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--threads", type=int, help="CPU threads of torch")
     options = parser.parse_args()
+    if options.discrete == []:
+        options.discrete = [12]
     if options.threads:
         torch.set_num_threads(options.threads)
     show(COMMANDS[options.command](options))

@@ -29,6 +29,7 @@ def settings(
     hidden: tuple[int, ...] = (256, 128, 64),
     memory: RNNConfig | None = None,
     precision: Literal["float32", "bfloat16"] = "float32",
+    distribution: str = "auto",
     **options: Any,
 ) -> canter.TrainConfig:
     network = canter.NetworkConfig(hidden=hidden, activation="elu", rnn=memory, precision=precision)
@@ -43,7 +44,7 @@ def settings(
             optimizer=canter.OptimizerConfig(
                 learning_rate=canter.AdaptiveKL(1e-3, every="minibatch"), max_grad_norm=1.0
             ),
-            model=canter.ModelConfig(policy=network),
+            model=canter.ModelConfig(policy=network, distribution=distribution),
         ),
     )
 

@@ -24,7 +24,7 @@ KINDS = {
 }
 ENGINES = {"cpu": ("autograd", "native"), "cuda": ("triton", "triton_layers")}
 KINDS_ON = {"cpu": tuple(KINDS), "cuda": ("continuous",)}
-"""Kinds of actions that the engines of a device support."""
+"""Kinds of actions of the table of a device."""
 BASE = {"horizon": 12, "epochs": 2, "num_minibatches": 2, "sequence_length": 4, "model.policy.hidden": [6, 5]}
 RATE = "optimizer.learning_rate"
 FAST = {RATE: 0.01}

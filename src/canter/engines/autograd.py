@@ -58,11 +58,7 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
         advantage = normalize(advantage, batch.valid, unbiased=loss.advantage == "minibatch_sample")
     log_prob = distribution.log_prob(params, batch.action)
     with torch.no_grad():
-        kl = distribution.kl(batch.dist_params, params)
-        if loss.moving_kl and isinstance(distribution, DiagGaussian | TanhGaussian):
-            kl = rl_games_kl(batch.dist_params, params)
-        elif loss.moving_kl:  # rl_games estimates it for discrete actions
-            kl = 0.5 * (log_prob - batch.log_prob).square()
+        kl = rl_games_kl(distribution, batch, params) if loss.moving_kl else distribution.kl(batch.dist_params, params)
         clipped = ((torch.exp(log_prob - batch.log_prob) - 1).abs() > loss.clip_ratio).to(kl.dtype)
     values = {
         "loss/policy": SURROGATES[loss.surrogate](log_prob, batch.log_prob, advantage, loss.clip_ratio),
@@ -75,10 +71,15 @@ def policy_terms(loss: PPOLoss, distribution: Distribution, batch: PPOBatch, par
     return values
 
 
-def rl_games_kl(last_params: Tensor, params: Tensor) -> Tensor:
-    """Return KL(new || last seen) of Gaussians `[..., 2A]`, with the constants of rl_games."""
+def rl_games_kl(distribution: Distribution, batch: PPOBatch, params: Tensor) -> Tensor:
+    """Return KL(new || last seen) `[L, B]` of Gaussians, with the constants of rl_games.
+
+    For other distributions rl_games estimates the KL from the ratio.
+    """
+    if not isinstance(distribution, DiagGaussian | TanhGaussian):
+        return 0.5 * (distribution.log_prob(params, batch.action) - batch.log_prob).square()
     mean, log_std = params.chunk(2, -1)
-    last_mean, last_log_std = last_params.chunk(2, -1)
+    last_mean, last_log_std = batch.dist_params.chunk(2, -1)
     std = torch.exp(log_std)
     last_std = torch.exp(last_log_std)
     squares = std.square() + (last_mean - mean).square()

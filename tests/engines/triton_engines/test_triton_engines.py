@@ -1,17 +1,19 @@
 """Engines of Triton kernels against the one that is the definition, and which of them a GPU gets."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 import canter
 from canter.core import dispatch
+from canter.core.specs import ACTION_MASK
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import unsupported_reason
 from canter.engines.choose import choose
 from canter.engines.triton.kernels import load_kernels
-from canter.envs.tensor import tensor_envs
+from canter.envs.tensor import Outcome, TensorEnv, tensor_envs
 from canter.training.collector import Collector
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
@@ -21,9 +23,34 @@ RTX = 101_376
 """Bytes of shared memory that a block can have on the RTX cards of Ampere, Ada and Blackwell."""
 
 
-def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), **settings):
+class Masked(TensorEnv):
+    """Five actions, of which some are forbidden by turns."""
+
+    def __init__(self, num_envs):
+        obs = {"policy": canter.TensorSpec((3,)), ACTION_MASK: canter.TensorSpec((5,), torch.bool)}
+        super().__init__("test:masked", num_envs, DEVICE, obs, canter.Discrete(5), max_episode_steps=5)
+
+    def _sample_state(self):
+        return {"x": self._uniform(0.0, 4.0)}
+
+    def _advance(self, state, action):
+        return Outcome({"x": 0.7 * state["x"] + 0.3 * action}, state["x"], state["x"] > 3.9)
+
+    def _observe(self, state):
+        x = state["x"][:, None]
+        return {
+            "policy": torch.cat([x, x.square(), x.sin()], -1),
+            ACTION_MASK: x.sin() < torch.arange(5, device=DEVICE),
+        }
+
+
+def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), nvec=(), mask=False, **settings):
     """An algorithm after an update, and rows to learn from that its policy has moved away from."""
     env = tensor_envs["pendulum"](envs, DEVICE)
+    if nvec:
+        env = tensor_envs["null"](envs, DEVICE, obs_dim=3, nvec=nvec, max_episode_steps=5)
+    if mask:
+        env = Masked(envs)
     model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=hidden, activation="elu"), **dict(model))
     config = canter.PPOConfig(
         horizon=8, epochs=2, num_minibatches=2, model=model, gradient_clipping=clipping, **settings
@@ -73,6 +100,7 @@ def std(form):
     return {"std": canter.StdConfig(form=form, initial=0.8)}
 
 
+TANH = {"distribution": "tanh_gaussian"}
 SETTINGS = {
     "plain": {},
     "clipped value": {"value_loss": "clipped"},
@@ -92,6 +120,11 @@ SETTINGS = {
         "bound_loss": canter.BoundLossConfig(coef=0.3, limit=0.2),
         "model": {"shared_trunk": True} | std("scalar"),
     },
+    "discrete": {"nvec": (5,)},
+    "multi-discrete": {"nvec": (2, 3, 4), "value_loss": "clipped"},
+    "discrete, shared trunk, two norms": {"nvec": (5,), "clipping": "per_network", "model": {"shared_trunk": True}},
+    "tanh": {"model": TANH},
+    "tanh, shared trunk, scalar": {"model": TANH | {"shared_trunk": True} | std("scalar")},
 }
 
 
@@ -113,7 +146,13 @@ def test_an_engine_computes_the_gradients_of_the_definition(all_kernels, monkeyp
 
 @pytest.mark.parametrize(
     "settings",
-    [{"kl": "rl_games"}, {"obs_statistics": "minibatch"}, {"kl": "rl_games", "obs_statistics": "minibatch"}],
+    [
+        {"kl": "rl_games"},
+        {"obs_statistics": "minibatch"},
+        {"kl": "rl_games", "obs_statistics": "minibatch"},
+        {"kl": "rl_games", "nvec": (5,)},
+        {"kl": "rl_games", "model": TANH},
+    ],
     ids=str,
 )
 def test_rl_games_kl_and_updated_statistics_with_the_kernels(all_kernels, monkeypatch, settings):
@@ -175,6 +214,8 @@ def test_too_little_shared_memory_of_a_block_is_refused(monkeypatch):
         ({"model": {"shared_trunk": True}, "hidden": (300, 200, 100)}, "too wide", None),
         ({"hidden": ()}, "model.policy.hidden", None),
         ({"model": {"distribution": "beta"}}, "model.distribution=beta", "model.distribution=beta"),
+        ({"nvec": (200,)}, "the actions are too many", None),
+        ({"nvec": (2,) * 33}, "more than 32 discrete actions", "more than 32 discrete actions"),
     ],
     ids=str,
 )
@@ -203,6 +244,53 @@ def test_a_shared_trunk_acts_and_values_by_the_network_that_learns(all_kernels):
     found, _ = engine.values(batch.obs, (), None)
     expected = algorithm.model.critic.head.normalizer.inverse(value)
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"model": TANH}, {"nvec": (5,)}, {"nvec": (2, 3), "model": {"shared_trunk": True}}], ids=str
+)
+def test_the_first_ratio_is_exactly_one_and_equal_seeds_act_alike(all_kernels, settings):
+    from canter.engines.triton.engine import NetworksEngine
+
+    algorithm, batch = learned(entropy_coef=canter.Constant(0.01), **settings)
+    loss = replace(algorithm.losses["policy"], clip_ratio=0.0)  # clipped is every ratio but 1
+    engine = NetworksEngine(loss, algorithm.model, algorithm.optimizers["policy"])
+    obs, starts = {name: rows[0] for name, rows in batch.obs.items()}, torch.zeros(batch.valid.shape[1:]).bool()
+    for_env, action, params, _ = engine.act(obs, (), starts, rng())
+    assert torch.equal(action, engine.act(obs, (), starts, rng())[1])
+    distribution = algorithm.distribution
+    torch.testing.assert_close(for_env, distribution.to_env(action))
+    torch.testing.assert_close(params, algorithm.model.actor(batch.obs, (), None)[0][0], rtol=1e-4, atol=1e-5)
+    if settings.get("nvec"):
+        assert torch.equal(action, distribution.sample(params, rng()))
+    batch = replace(batch, action=action[None], dist_params=params[None])
+    index = torch.randperm(batch.valid.shape[1], device=DEVICE)[:170]
+    metrics, kl = engine.gradients(engine.begin(batch), index, algorithm.coefs)
+    assert (kl.item(), metrics["policy/clip_fraction"].item()) == (0.0, 0.0)
+    with torch.no_grad():
+        algorithm.model.actor.network.hidden.weights[0].mul_(1.01)
+    metrics, kl = engine.gradients(engine.begin(batch), index, algorithm.coefs)
+    assert kl > 0
+    assert metrics["policy/clip_fraction"] > 0.5
+
+
+def test_action_masks_are_left_to_the_engine_of_layers(all_kernels, monkeypatch):
+    from canter.engines.triton import engine as networks
+
+    algorithm, batch = learned(nvec=(5,), mask=True)
+    monkeypatch.setattr(networks, "shared_memory", lambda device: networks.SHARED_MEMORY)
+    torch.set_float32_matmul_precision("high")
+    loss, model, optimizer = algorithm.losses["policy"], algorithm.model, algorithm.optimizers["policy"]
+    reason = unsupported_reason(networks.NetworksEngine.capabilities, loss, model)
+    assert reason == "an action mask of torch.bool is not supported"
+    assert unsupported_reason(networks.LayersEngine.capabilities, loss, model) is None
+    torch.set_float32_matmul_precision("highest")
+    index = torch.randperm(batch.valid.shape[1], device=DEVICE)[:170]
+    ours = gradients(networks.LayersEngine(loss, model, optimizer), batch, index, algorithm.coefs)
+    with monkeypatch.context() as context:
+        context.setattr(dispatch.Dispatched, "__call__", lambda self, *args, **named: self.plain(*args, **named))
+        exact = gradients(AutogradEngine(loss, model, optimizer), batch, index, algorithm.coefs)
+    compare(ours, exact, 1e-4)
 
 
 def action_of(batch):

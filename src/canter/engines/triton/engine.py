@@ -1,17 +1,18 @@
-"""The engines of PPO with a Gaussian policy on a GPU.
+"""The engines of PPO on a GPU, for Gaussian policies, squashed or not, and discrete actions.
 
 `LayersEngine` runs the modules, whose layers have kernels, and computes the loss with its gradients
 in one launch; it supports every model on any GPU that Triton supports. `NetworksEngine` computes
 whole networks of linear layers in one launch, on GPUs with enough shared memory. Acting, values and
 learning use the same kernels there, so that the first ratio of an update is exactly 1.
 
-S sequences of one step, A action components.
+S sequences of one step, A means or logits.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,14 +23,16 @@ from canter.core.struct import Metrics, Obs, State
 from canter.engines.autograd import AutogradEngine, LossOutput, rl_games_kl
 from canter.engines.base import ANYTHING, NUMBERS, Acted, Capabilities, Coefs, PPOBatch, PPOLoss, UpdateResult, Valued
 from canter.engines.triton.chain import Layers
-from canter.engines.triton.gaussian_loss import BOUND_FORMS, bound_of, count_true, gaussian_loss
 from canter.engines.triton.kernels.gaussian_params import FORMS, draw
 from canter.engines.triton.kernels.linear import kind_of
 from canter.engines.triton.learn import COUNT, Learner, Samples
+from canter.engines.triton.loss import count_true, fused_loss
+from canter.engines.triton.policies import BOUND_FORMS, MAX_CHOICES, bound_of, policy_of
+from canter.functional.densities import StdForm
 from canter.functional.statistics import masked_mean
 from canter.nn.actor_critic import ActorCritic
-from canter.nn.distributions import DiagGaussian
-from canter.nn.heads import GaussianHead
+from canter.nn.distributions import DiagGaussian, Floats, TanhGaussian, interval
+from canter.nn.heads import GaussianHead, LinearHead
 from canter.nn.network import AnyNetwork, Network
 from canter.nn.optimizer import Optimizer
 
@@ -43,13 +46,26 @@ LOSS = {
     "bound": {None, *BOUND_FORMS},
 }
 """Fields of a `PPOLoss` that the kernels of the loss support."""
+DISTRIBUTIONS = {"gaussian", "tanh_gaussian", "categorical", "multi_categorical"}
+
+
+def choices_fit(model: ActorCritic) -> str | None:
+    """Return why a supported distribution is too large for the kernels, if so."""
+    if len(policy_of(model.policy.distribution).nvec) > MAX_CHOICES:
+        return f"more than {MAX_CHOICES} discrete actions at a time are not supported"
+    return None
+
+
 LAYERS_CAPABILITIES = Capabilities(
     device="cuda",
     # The last two are computed as in the definition.
     loss=LOSS | {"moving_kl": {None, True}, "update_obs_stats_per_minibatch": ANYTHING},
-    model={"distribution": {"gaussian"}},
+    model={"distribution": DISTRIBUTIONS},
     runs_modules=True,
+    size_limit=choices_fit,
 )
+ROLLOUT_PARAMS = "rollout_params"
+"""Name among a minibatch's additional tensors, for a KL whose own reference parameters move."""
 NAMES = ("loss/policy", "loss/value", "policy/entropy", "policy/kl", "policy/clip_fraction", "loss/bound")
 """Means that the kernels return, in their order."""
 
@@ -73,7 +89,15 @@ class LayersEngine(AutogradEngine):
 
     def __init__(self, loss: PPOLoss, model: ActorCritic, optimizer: Optimizer) -> None:
         super().__init__(loss, model, optimizer)
-        self.bound = bound_of(loss, model.policy.distribution.param_dim // 2, next(model.parameters()).device)
+        self.kernel_policy = policy_of(self.distribution)
+        self.bound = bound_of(loss, self.kernel_policy.columns, next(model.parameters()).device)
+
+    def begin(self, batch: PPOBatch) -> PPOBatch:
+        """Return the samples; with a moving KL, also the parameters that ratios refer to."""
+        samples = super().begin(batch)
+        if not self.loss.moving_kl:
+            return samples
+        return replace(samples, carried=samples.carried | {ROLLOUT_PARAMS: batch.dist_params})
 
     def evaluate(self, batch: PPOBatch, coefs: Coefs) -> LossOutput:
         """Return the loss of one minibatch."""
@@ -81,12 +105,12 @@ class LayersEngine(AutogradEngine):
         params = output.dist_params
         value = output.value
         assert isinstance(params, Tensor) and isinstance(value, Tensor)
-        loss, means = gaussian_loss(
+        loss, means = fused_loss(
+            self.kernel_policy,
             params,
             value,
             action=batch.action,
-            old_params=batch.dist_params,
-            old_log_prob=batch.log_prob,
+            old_params=batch.carried.get(ROLLOUT_PARAMS, batch.dist_params),
             advantage=batch.advantage,
             old_value=batch.value,
             return_=batch.return_,
@@ -102,7 +126,7 @@ class LayersEngine(AutogradEngine):
         kl = metrics.pop("policy/kl")
         if self.loss.moving_kl:
             with torch.no_grad():
-                kl = masked_mean(rl_games_kl(batch.dist_params, params), batch.valid)
+                kl = masked_mean(rl_games_kl(self.distribution, batch, params), batch.valid)
         return LossOutput(loss, metrics, kl, params)
 
 
@@ -127,8 +151,9 @@ def networks_requirement(model: ActorCritic) -> str | None:
 
 def networks_fit(model: ActorCritic) -> str | None:
     """Return why supported networks are too wide for one launch, if so."""
-    fits = all(_layers(network, *heads).fits for network, heads in _networks(model))
-    return None if fits else "model.policy.hidden or model.critic.hidden is too wide for one launch"
+    if not all(_layers(network, *heads).fits for network, heads in _networks(model)):
+        return "model.policy.hidden or model.critic.hidden is too wide, or the actions are too many, for one launch"
+    return choices_fit(model)
 
 
 NETWORKS_CAPABILITIES = Capabilities(
@@ -146,7 +171,7 @@ NETWORKS_CAPABILITIES = Capabilities(
         "activation": {"tanh", "relu", "elu"},
         "actor": {"standard"},
         "policy head": {"standard"},
-        "distribution": {"gaussian"},
+        "distribution": DISTRIBUTIONS,
         "form": FORMS,
         "std kind": {"parameter"},
         "critic": {"standard"},
@@ -163,11 +188,12 @@ NETWORKS_CAPABILITIES = Capabilities(
 
 def _networks(model: ActorCritic) -> list[tuple[AnyNetwork, list[nn.Module]]]:
     """Return each network with its heads; a shared trunk is one network with both heads."""
-    mean = cast(GaussianHead, model.actor.head).mean
+    head = cast(GaussianHead | LinearHead, model.actor.head)
+    last = head.mean if isinstance(head, GaussianHead) else head.linear
     value = model.critic.head.linear
     if model.shared_trunk:
-        return [(model.actor.network, [mean, value])]
-    return [(model.actor.network, [mean]), (model.critic.network, [value])]
+        return [(model.actor.network, [last, value])]
+    return [(model.actor.network, [last]), (model.critic.network, [value])]
 
 
 def _layers(network: AnyNetwork, *heads: nn.Module) -> Layers:
@@ -179,6 +205,13 @@ def _layers(network: AnyNetwork, *heads: nn.Module) -> Layers:
     if len(last) > 1:
         return Layers(weights, biases, kind, *last)
     return Layers([*weights, last[0][0]], [*biases, last[0][1]], kind)
+
+
+def _bounds(distribution: DiagGaussian | TanhGaussian) -> tuple[Floats, ...]:
+    """Return scale, centre, minimum and maximum of the environment's actions."""
+    if isinstance(distribution, TanhGaussian):
+        return interval(distribution.low, distribution.high)
+    return distribution.interval()
 
 
 class NetworksEngine:
@@ -193,14 +226,17 @@ class NetworksEngine:
         self.shared = model.shared_trunk
         self.actor_network = cast(Network, model.actor.network)
         self.critic_network = cast(Network, model.critic.network)
-        self.head = cast(GaussianHead, model.actor.head)
         self.value_head = model.critic.head
         self.networks = [_layers(network, *heads) for network, heads in _networks(model)]
-        self.raw = cast(Tensor, self.head.raw_std)
-        std = self.head.log_std
-        self.std = std.mid, std.half_range, std.form
-        self.distribution = cast(DiagGaussian, model.policy.distribution)
-        self.bounds = torch.tensor(self.distribution.interval(), device=self.raw.device)
+        self.distribution: Any = model.policy.distribution
+        self.policy = policy_of(self.distribution)
+        self.raw = torch.empty(0, device=next(model.parameters()).device)
+        self.std: tuple[float, float, StdForm] = (0.0, 0.0, "log")
+        head = model.actor.head
+        if isinstance(head, GaussianHead):
+            self.raw = cast(Tensor, head.raw_std)
+            self.std = head.log_std.mid, head.log_std.half_range, head.log_std.form
+            self.bounds = torch.tensor(_bounds(self.distribution), device=self.raw.device)
         groups = list(optimizer.groups.values())
         self.flats = [group.adam.gradient for group in groups]
         self.gradient = self.flats[0] if len(groups) == 1 else torch.cat(self.flats)
@@ -209,8 +245,9 @@ class NetworksEngine:
             self.networks[0],
             None if self.shared else self.networks[1],
             self.raw,
+            policy=self.policy,
             std=self.std,
-            bound=bound_of(loss, self.distribution.dim, self.raw.device),
+            bound=bound_of(loss, self.policy.columns, self.raw.device),
             clip_ratio=loss.clip_ratio,
             value_clip=clip_of(loss),
             value_coef=loss.value_coef,
@@ -225,10 +262,16 @@ class NetworksEngine:
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
         """Sample actions; noise, bounds and parameters take one launch after the network's."""
-        mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.distribution.dim].contiguous()
+        mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.policy.columns].contiguous()
+        if self.policy.nvec:
+            action = self.distribution.sample(mean, rng)
+            return action, action, mean, state
         noise = draw_for_rank(torch.randn, mean.shape, generator=rng, device=mean.device)
         mid, half, form = self.std
-        params, action, for_env = draw(mean, self.raw, noise, self.bounds, mid=mid, half=half, form=form)
+        squashed = self.policy.squashed
+        params, action, for_env = draw(
+            mean, self.raw, noise, self.bounds, mid=mid, half=half, form=form, squashed=squashed
+        )
         return for_env, action, params, state
 
     def _outputs(self, which: int, x: Tensor, needed: Tensor | None = None) -> Tensor:

@@ -1,8 +1,8 @@
 """A minibatch of PPO in a few launches: forward, loss, backward and weight gradients.
 
-M samples, A action components, blocks of TILE_M samples. Gaussian policy and critic share no number
-and run concurrently; a shared trunk is one network, whose last column is the value. Results are
-sums over samples, divided by the number of valid ones once all blocks are done.
+M samples, A means or logits, blocks of TILE_M samples. Policy and critic share no number and run
+concurrently; a shared trunk is one network, whose last column is the value. Results are sums over
+samples, divided by the number of valid ones once all blocks are done.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from torch import Tensor
 
 from canter.core.dispatch import concurrently, side_stream
 from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _share, room
-from canter.engines.triton.gaussian_loss import Bound, _bound_error, _surrogate, _value_error
-from canter.engines.triton.kernels.gaussian_params import FORMS, _log_prob, _log_std
+from canter.engines.triton.kernels.gaussian_params import FORMS, _log_std
 from canter.engines.triton.kernels.linear import _tf32
+from canter.engines.triton.loss import _value_error
+from canter.engines.triton.policies import Bound, Policy, _policy_terms
 from canter.functional.densities import StdForm
 
 Tensors = tuple[Tensor, ...]
@@ -35,50 +36,41 @@ COUNT = 6
 
 @triton.jit
 def _policy_gradient(
-    rows, where, M, mean_ptr, raw_ptr, action_ptr, old_ptr, advantage_ptr, valid_ptr, entropy_coef_ptr, units_ptr,
-    sums_ptr, d_raw_ptr, clip_ratio, mid, half, bound_coef, bound_limit,
-    A: tl.constexpr, STRIDE: tl.constexpr, TILE_A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr,
+    rows, where, M, first_ptr, raw_ptr, action_ptr, old_ptr, advantage_ptr, valid_ptr, entropy_coef_ptr, units_ptr,
+    sums_ptr, d_raw_ptr, clip_ratio, log_volume, bound_coef, bound_limit, mid, half,
+    STRIDE: tl.constexpr, TILE_A: tl.constexpr, FORM: tl.constexpr,
+    A: tl.constexpr, NVEC: tl.constexpr, NODES: tl.constexpr, BOUND: tl.constexpr,
 ):  # fmt: skip
     """Store the policy's terms of a block of samples.
 
-    Return its gradient by the mean, `[TILE_M, TILE_A]`. Means are the first A of STRIDE columns.
+    Return its gradient by means or logits, `[TILE_M, TILE_A]`, the first A of STRIDE columns.
     """
     parts = tl.arange(0, TILE_A)
     inside = rows < M
     both = inside[:, None] & (parts < A)[None, :]
-    mean = tl.load(mean_ptr + rows[:, None] * STRIDE + parts[None, :], mask=both, other=0.0)
-    action = tl.load(action_ptr + where[:, None] * A + parts[None, :], mask=both, other=0.0)
-    old_mean = tl.load(old_ptr + where[:, None] * (2 * A) + parts[None, :], mask=both, other=0.0)
-    old_log_std = tl.load(old_ptr + where[:, None] * (2 * A) + A + parts[None, :], mask=both, other=0.0)
-    log_std, std_slope = _log_std(tl.load(raw_ptr + parts, mask=parts < A, other=0.0), mid, half, FORM)
-    log_std = log_std[None, :] + tl.zeros_like(mean)
-    precision = tl.exp(-log_std)
-    entropy = tl.sum(tl.where(both, log_std + (0.9189385332046727 + 0.5), 0.0), 1)
-    shift = (old_mean - mean) * precision
-    log_ratio = old_log_std - log_std
-    kl = tl.sum(tl.where(both, 0.5 * (tl.exp(2.0 * log_ratio) - 1.0) - log_ratio + 0.5 * shift * shift, 0.0), 1)
-    surrogate, slope, clipped = _surrogate(
-        _log_prob(action, mean, log_std, both),
-        _log_prob(action, old_mean, old_log_std, both),
-        tl.load(advantage_ptr + where, mask=inside, other=0.0),
-        clip_ratio,
-    )
+    first = tl.load(first_ptr + rows[:, None] * STRIDE + parts[None, :], mask=both, other=0.0)
+    log_std = tl.zeros_like(first)
+    if len(NVEC) == 0:
+        own, std_slope = _log_std(tl.load(raw_ptr + parts, mask=parts < A, other=0.0), mid, half, FORM)
+        log_std += own[None, :]
+    surrogate, entropy, kl, clipped, bound, d_first, d_log_std = _policy_terms(
+        first, log_std, rows, where, M, action_ptr, old_ptr, advantage_ptr, entropy_coef_ptr, units_ptr,
+        clip_ratio, log_volume, bound_coef, bound_limit, parts, A, NVEC, NODES, BOUND,
+    )  # fmt: skip
     valid = tl.load(valid_ptr + where, mask=inside, other=0) != 0
     term = tl.arange(0, 8)[None, :]
     terms = tl.where(term == 0, surrogate[:, None], tl.where(term == 2, entropy[:, None], 1.0))
     terms = tl.where(term == 3, kl[:, None], tl.where(term == 4, clipped[:, None], terms))
-    bound, d_bound = _bound_error(mean, both, parts, units_ptr, bound_limit, A, BOUND)
     terms = tl.where(term == 5, bound[:, None], terms)
     # Filled, not multiplied: a NaN in an invalid sample must not reach the sums.
     total = tl.sum(tl.where(valid[:, None], terms, 0.0), 0)
     term = tl.arange(0, 8)
     tl.store(sums_ptr + term * tl.num_programs(0) + tl.program_id(0), total, mask=(term < 7) & (term != 1))
-    z = (action - mean) * precision
     counted = valid[:, None] & both
-    d_log_std = tl.where(counted, slope[:, None] * (z * z - 1.0) - tl.load(entropy_coef_ptr), 0.0)
-    d_raw = tl.sum(d_log_std, 0) * std_slope
-    tl.store(d_raw_ptr + parts * tl.num_programs(0) + tl.program_id(0), d_raw, mask=parts < A)
-    return tl.where(counted, slope[:, None] * z * precision + bound_coef * d_bound, 0.0)
+    if len(NVEC) == 0:
+        d_raw = tl.sum(tl.where(counted, d_log_std, 0.0), 0) * std_slope
+        tl.store(d_raw_ptr + parts * tl.num_programs(0) + tl.program_id(0), d_raw, mask=parts < A)
+    return tl.where(counted, d_first, 0.0)
 
 
 @triton.jit
@@ -143,17 +135,18 @@ def _back(
 def _policy_backward(
     index_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr, valid_ptr, raw_ptr,
     entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, weights, made, sums, deltas, M,
-    clip_ratio, mid, half, bound_coef, bound_limit, value_clip, value_coef,
-    A: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr, CLIPPED: tl.constexpr,
+    clip_ratio, log_volume, bound_coef, bound_limit, mid, half, value_clip, value_coef,
+    A: tl.constexpr, NVEC: tl.constexpr, NODES: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr,
+    CLIPPED: tl.constexpr,
     WIDTHS: tl.constexpr, KIND: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Backward pass of a network of A means, or with a shared trunk of A means and the value."""
+    """Backward pass of a network of A columns, or with a shared trunk of those and the value."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     d = _policy_gradient(
         rows, where, M, made[len(WIDTHS) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
-        entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, clip_ratio, mid, half, bound_coef, bound_limit,
-        A, WIDTHS[0], room(WIDTHS, 0), FORM, BOUND,
+        entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, clip_ratio, log_volume, bound_coef, bound_limit, mid, half,
+        WIDTHS[0], room(WIDTHS, 0), FORM, A, NVEC, NODES, BOUND,
     )  # fmt: skip
     if WIDTHS[0] > A:
         d += _value_gradient(
@@ -216,12 +209,12 @@ class Samples(NamedTuple):
 
 
 class Learner:
-    """Loss and gradients of a critic and a Gaussian actor with a log-std independent of the input.
+    """Loss and gradients of a critic and an actor, with a log-std independent of the input if any.
 
     The critic is None with a shared trunk: the value is then the last of the actor's columns.
     `places` are the offsets of each parameter among the `count` gradients: weights and biases of
-    both networks, and the learned numbers `raw` `[A]` of the std, whose middle, half range and form
-    are those of `LogStd`. `value_clip` None is half the squared error.
+    both networks, and the learned numbers `raw` of the std `[A]`, or `[0]` for discrete actions;
+    middle, half range and form are those of `LogStd`. `value_clip` None is half the squared error.
     """
 
     def __init__(
@@ -230,6 +223,7 @@ class Learner:
         critic: Layers | None,
         raw: Tensor,
         *,
+        policy: Policy,
         std: tuple[float, float, StdForm],
         bound: Bound,
         clip_ratio: float,
@@ -243,9 +237,11 @@ class Learner:
         self.stream = side_stream(raw.device)
         self.units = bound.units
         self.value_numbers = value_clip or 0.0, value_coef
-        self.policy_numbers = (clip_ratio, *std[:2], bound.coef, bound.limit, *self.value_numbers)
+        self.policy_numbers = (
+            clip_ratio, policy.log_volume, bound.coef, bound.limit, *std[:2], *self.value_numbers
+        )  # fmt: skip
         self.value_form = {"CLIPPED": value_clip is not None}
-        self.policy_form = {"A": raw.numel(), "FORM": FORMS.index(std[2]), "BOUND": bound.form, **self.value_form}
+        self.policy_form = {"FORM": FORMS.index(std[2]), "BOUND": bound.form, **policy.constants, **self.value_form}
         sums = [-1] * TERMS + [places[raw] + i for i in range(raw.numel())]
         for network in self.networks:
             biases = [*((bias,) for bias in network.biases[:-1]), network.heads[1]]
@@ -262,9 +258,8 @@ class Learner:
         gradients of parts of the samples.
         """
         m = len(index)
-        like = samples.action
         numbers = TERMS + self.raw.numel()
-        sums = like.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
+        sums = samples.advantage.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
         for network in self.networks:
             network.join()
         parts = self.products.empty()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import torch
 from torch import Tensor
 
 from canter.core.declarations import Mirror, Symmetry
-from canter.core.specs import Continuous, Discrete, TensorSpec
+from canter.core.specs import ActionSpec, Continuous, Discrete, MultiDiscrete, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.tensor.base import EnvState, Outcome, TensorEnv
 
@@ -164,7 +165,8 @@ class Null(TensorEnv):
 
     A chaotic orbit per environment drives "policy" `[N, obs_dim]` and terminates about one step in
     150. The mean of the action, `[N, action_dim]` in +-1, enters the observation, so no stage of a
-    pipeline can be skipped unnoticed.
+    pipeline can be skipped unnoticed. With `nvec` the actions are discrete, one for each of its
+    numbers of values.
     """
 
     def __init__(
@@ -174,11 +176,14 @@ class Null(TensorEnv):
         *,
         obs_dim: int = 48,
         action_dim: int = 12,
+        nvec: Sequence[int] = (),
         max_episode_steps: int | None = 1000,
         random_start: bool = False,
     ) -> None:
         obs = {"policy": TensorSpec((obs_dim,))}
-        action = Continuous(low=(-1.0,) * action_dim, high=(1.0,) * action_dim)
+        action: ActionSpec = Continuous(low=(-1.0,) * action_dim, high=(1.0,) * action_dim)
+        if nvec:
+            action = Discrete(nvec[0]) if len(nvec) == 1 else MultiDiscrete(tuple(nvec))
         super().__init__("tensor:null", num_envs, device, obs, action, max_episode_steps, random_start)
         self._pattern = torch.linspace(0.5, 1.5, obs_dim, device=self.device)
 
@@ -190,7 +195,7 @@ class Null(TensorEnv):
 
     def _advance(self, state: EnvState, action: Tensor) -> Outcome:
         orbit = CHAOS * state["orbit"] * (1.0 - state["orbit"])
-        signal = 0.9 * state["signal"] + action.mean(-1)
+        signal = 0.9 * state["signal"] + action.float().reshape(len(action), -1).mean(-1)
         return Outcome({"orbit": orbit, "signal": signal}, orbit, orbit > END_ABOVE)
 
     def _observe(self, state: EnvState) -> Obs:

@@ -126,7 +126,7 @@ def gaussian_params(mean: Tensor, raw: Tensor, mid: float, half: float, form: de
 @triton.jit
 def _draw(
     mean_ptr, raw_ptr, noise_ptr, bounds_ptr, params_ptr, action_ptr, env_ptr, M, A, mid, half, FORM: tl.constexpr,
-    TILE: tl.constexpr, TILE_A: tl.constexpr,
+    SQUASHED: tl.constexpr, TILE: tl.constexpr, TILE_A: tl.constexpr,
 ):  # fmt: skip
     rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
     parts = tl.arange(0, TILE_A)
@@ -143,6 +143,8 @@ def _draw(
     centre = tl.load(bounds_ptr + A + parts, mask=parts < A)
     low = tl.load(bounds_ptr + 2 * A + parts, mask=parts < A)
     high = tl.load(bounds_ptr + 3 * A + parts, mask=parts < A)
+    if SQUASHED:
+        action = 2.0 * tl.sigmoid(2.0 * action) - 1.0
     y = action * scale[None, :] + centre[None, :]
     # NaN stays NaN, as in torch's clamp.
     within = tl.where(y != y, y, tl.minimum(tl.maximum(y, low[None, :]), high[None, :]))
@@ -158,10 +160,12 @@ def draw(
     mid: float,
     half: float,
     form: densities.StdForm = "bounded",
+    squashed: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return parameters `[M, 2A]`, sample `[M, A]` and action for the environment `[M, A]`.
 
-    `bounds` `[4, A]` are scale, centre, minimum and maximum, as in `DiagGaussian.to_env`.
+    `bounds` `[4, A]` are scale, centre, minimum and maximum, as in `DiagGaussian.to_env`, which
+    apply to the tanh of the sample if it is `squashed`.
     """
     m, a = mean.shape
     tile_a = max(2, triton.next_power_of_2(mean.shape[1]))
@@ -171,7 +175,7 @@ def draw(
     grid = (triton.cdiv(m, TILE),)
     _draw[grid](
         mean, raw, noise, bounds, params, action, for_env, m, a, mid, half,
-        FORM=FORMS.index(form), TILE=TILE, TILE_A=tile_a,
+        FORM=FORMS.index(form), SQUASHED=squashed, TILE=TILE, TILE_A=tile_a,
     )  # fmt: skip
     return params, action, for_env
 
