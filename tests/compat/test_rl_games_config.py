@@ -2,14 +2,19 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
 
+from canter.app.tuning.exploit import PbtConfig
+from canter.app.tuning.imported import imported_pbt
+from canter.app.tuning.pbt import check_population
 from canter.compat import ImportRefused, import_config
 from canter.core.plain import ConfigError
+from canter.core.registry import UserError
 from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
 from canter.training.trainer import Trainer
 
@@ -507,6 +512,27 @@ def test_a_population_becomes_a_record_with_the_settings_of_each_mutated_key():
     changed = [entry.line() for entry in imported.report.of("changed")]
     assert any("canter tune --pbt trains the population of 6" in line for line in changed)
     assert any("env.rewards.success.weight='mutate_float': no setting here" in line for line in changed)
+
+
+def test_a_population_selects_the_rule_of_rl_games():
+    imported = import_config({**rl_games(), "pbt": PBT})
+    assert imported.population is not None
+    plan = PbtConfig(**imported_pbt(imported.population, imported.config))
+    assert (plan.rule, plan.members, plan.interval, plan.score) == ("threshold", 6, 50_000_000, "env/Curriculum/adr")
+    assert (plan.threshold_std, plan.threshold_abs, plan.mutation_rate) == (0.2, 0.025, 0.5)
+    assert plan.change_range == (1.2, 1.5) and not plan.spread
+    assert plan.space == {
+        "algorithm.optimizer.learning_rate.start": "1e-06..0.01:log",
+        "algorithm.clip_ratio": "1e-4x..1e4x:log",
+        "algorithm.value_clip": "1e-4x..1e4x:log",
+        "algorithm.gamma": "1e-3x..1e3x:log1m",
+    }
+    assert (
+        check_population(plan, replace(imported.config, total_steps=10**9)).space["algorithm.clip_ratio"]
+        == "3e-05..3000:log"
+    )
+    with pytest.raises(UserError, match=r"add --total-steps 256"):  # 2 epochs of 8 x 16 transitions
+        check_population(plan, imported.config)
 
 
 def test_a_population_that_is_off_is_read_and_without_effect():

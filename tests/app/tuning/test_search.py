@@ -19,23 +19,16 @@ from canter.app.tuning.outcome import (
     seconds_left,
     write_best,
 )
+from canter.app.tuning.results import UNREACHED, format_score, seconds_score
 from canter.app.tuning.runner import claim
-from canter.app.tuning.search import (
-    FRESH,
-    UNREACHED,
-    TuneConfig,
-    check_search,
-    create_search,
-    format_score,
-    open_search,
-    seconds_score,
-)
+from canter.app.tuning.search import FRESH, TuneConfig, check_search, create_search, open_search
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
 from canter.envs import EnvConfig
 
 BASE = TrainConfig(env=EnvConfig(id="tensor:cartpole"), algorithm=PPOConfig(gamma=0.9), total_steps=9000)
+OBJECTIVES = "expected return, auc, seconds-to:GOAL or return-in:SECONDS"
 SPACE = {"algorithm.gamma": "0.5..0.999:log1m", "algorithm.epochs": "1..10"}
 
 
@@ -137,7 +130,7 @@ def test_the_pareto_front_has_the_best_returns_for_their_time(tmp_path):
     for job, return_, seconds in zip(jobs, [5, 9, 9, 7, 1], [3.0, 8.0, 6.0, 7.0, 1.0], strict=False):
         search.note_result(job, return_, seconds, return_)
     assert [name for name, _ in pareto_front(search)] == ["trial-002@1000", "trial-000@1000", "trial-004@1000"]
-    assert "9 in 6.0 s (trial-002@1000), 5 in 3.0 s" in progress_of(search)["front"]
+    assert "9.00 in 6.0 s (trial-002@1000), 5.00 in 3.0 s" in progress_of(search)["front"]
 
 
 def test_a_line_that_was_cut_off_by_a_kill_is_no_harm(tmp_path):
@@ -250,8 +243,14 @@ def test_the_report_is_one_file_without_network(tmp_path):
     ("flags", "message"),
     [
         ([], "a search needs an end: --trials N, --budget 2h, or both"),
-        (["--trials", "4", "--objective", "retrun"], "objective='retrun': expected return, auc or seconds-to:GOAL"),
-        (["--trials", "4", "--objective", "seconds-to:soon"], "expected return, auc or seconds-to:GOAL"),
+        (
+            ["--trials", "4", "--objective", "retrun"],
+            f"objective='retrun': {OBJECTIVES}",
+        ),
+        (
+            ["--trials", "4", "--objective", "seconds-to:soon"],
+            OBJECTIVES,
+        ),
         (["--trials", "4", "--budget", "soon"], "'soon' is not a time such as 90s, 30m, 2h or 1h30m"),
         (
             ["--trials", "4", "--total-steps", "null", "--until.iterations", "3"],

@@ -10,7 +10,9 @@ from canter.app.cli.parser import (
     console_kind,
     export_formats,
     log_names,
+    one_of,
     positive_int,
+    truth,
     whole_number,
 )
 from canter.runs.records import RUNS
@@ -130,4 +132,23 @@ EXPORT_ARGUMENTS = (
         positive_int,
         EXPORT_OBSERVATIONS,
     ),
+)
+PBT_ARGUMENTS = (
+    Argument("--pbt", "train a population; also the section pbt of a settings file of rl_games or Isaac Lab"),
+    Argument("--pbt.members", "runs of the population (default 8)", "N", positive_int),
+    Argument("--pbt.interval", "transitions between comparisons (default a twentieth of the steps)", "N", positive_int),
+    Argument(
+        "--pbt.rule",
+        "truncation, the worst fifth copies the best (the default), or threshold, the rule of rl_games and Isaac Lab",
+        "NAME",
+        one_of("truncation", "threshold"),
+    ),
+    Argument("--pbt.share", "share that copies and that is copied, with truncation (default 0.2)", "X", float),
+    Argument("--pbt.resample", "probability of a new sample of a copied setting (default 0.25)", "X", float),
+    Argument("--pbt.threshold-std", "standard deviations from the mean, with threshold (default 0.1)", "X", float),
+    Argument("--pbt.threshold-abs", "distance from the mean at least, with threshold (default 0.05)", "X", float),
+    Argument("--pbt.mutation-rate", "probability of a changed setting, with threshold (default 0.25)", "X", float),
+    Argument("--pbt.spread", "sample the initial settings (default true); false: those of the base", "BOOL", truth),
+    Argument("--pbt.score", "return (the default), or a metric of the log", "NAME"),
+    Argument("--pbt.episodes", "episodes of an evaluation (default 20)", "N", positive_int),
 )

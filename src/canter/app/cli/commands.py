@@ -14,6 +14,7 @@ from canter.app.cli.arguments import (
     EXPORT_ARGUMENTS,
     IMPORT_ARGUMENTS,
     OUTPUT_ARGUMENTS,
+    PBT_ARGUMENTS,
     RUN,
     TRAIN_ARGUMENTS,
     run_dir,
@@ -137,9 +138,10 @@ as needed by settings that are lists themselves. All combinations are run.
         settings=CONFIG_FLAGS,
     ),
     "tune": Command(
-        "tools:tune_command",
-        "Search the settings of a task.",
-        "ENV|FOLDER [--trials N] [--budget 2h] [--jobs N] [--space FILE | --space.KEY RANGE ...] [--KEY VALUE ...]",
+        "tuning:tune_command",
+        "Search the settings of a task, or train a population.",
+        "ENV|FOLDER [--trials N] [--budget 2h | --pbt] [--jobs N] [--space FILE | --space.KEY RANGE ...] "
+        "[--KEY VALUE ...]",
         (
             Argument("ENV", "environment id, or the folder of a search to continue"),
             Argument("--trials", "settings to try", "N", positive_int),
@@ -149,12 +151,14 @@ as needed by settings that are lists themselves. All combinations are run.
             Argument(
                 "--objective",
                 "score of a run: return, of the policy in new episodes (the default), auc, the mean return over the "
-                "steps of training, or seconds-to:GOAL, the seconds of training until the return reaches a goal",
+                "steps of training, seconds-to:GOAL, the seconds of training until the return reaches a goal, or "
+                "return-in:SECONDS, of the policy after so much training",
                 "NAME",
             ),
             Argument("--seeds", "seeds of the best trials in the search, at most (default 3)", "N", positive_int),
             Argument("--finalists", "trials that train on fresh seeds (default 3)", "N", positive_int),
             Argument("--final-seeds", "fresh seeds (default 5)", "N", positive_int),
+            *PBT_ARGUMENTS,
             *CONFIG_ARGUMENTS,
             run_dir("the search's folder goes"),
             Argument("--name", "name of that folder; by default environment and time", "NAME"),
@@ -167,7 +171,10 @@ Search the settings of a task with Optuna's TPE sampler, halving and several see
   --space.algorithm.epochs 0.5x..2x                           relative to the base: preset, file and flags
 Without ranges the algorithm's own are searched. The winner is best.yaml: canter train ENV --config best.yaml
 
-`canter tune FOLDER` continues a search with the same trials; --trials or --budget extend it.""",
+`canter tune FOLDER` continues a search with the same trials; --trials or --budget extend it.
+
+`canter tune ENV --pbt` trains a population instead: at every interval the worst members take the weights of the best
+and change their settings within the ranges. `canter tune FOLDER` continues one with the same decisions.""",
         settings=replace(CONFIG_FLAGS, ranges=True),
     ),
     "play": Command(

@@ -283,6 +283,11 @@ def one_of(*names: str) -> Callable[[str], str]:
     return check
 
 
+def truth(text: str) -> bool:
+    """Convert true or false."""
+    return one_of("true", "false")(text.lower()) == "true"
+
+
 def console_kind(text: str) -> str:
     """Convert the text of `--console`."""
     from canter.app.console.console import CONSOLES

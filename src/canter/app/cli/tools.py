@@ -1,4 +1,4 @@
-"""`canter check`, `canter import`, `canter doctor`, `canter explain`, `canter sweep` and `canter tune`."""
+"""`canter check`, `canter import`, `canter doctor`, `canter explain` and `canter sweep`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import re
 import shlex
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,11 +22,11 @@ from rich.table import Table
 from canter.algorithms.base import plan_of
 from canter.app.check.before_run import check_machine, print_findings, run_checks
 from canter.app.check.plan import format_count
-from canter.app.cli.commands import COMMANDS, parse_arguments
-from canter.app.cli.parser import SPACE, UsageError, flag_of, hyphenated
+from canter.app.cli.commands import parse_arguments
+from canter.app.cli.parser import UsageError, hyphenated
 from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import import_settings, merged_config, setting_hints
-from canter.app.console.text import format_number, printable, terminal_stream, two_columns
+from canter.app.console.text import format_number, printable, terminal_stream
 from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings
 from canter.app.doctor.trial import try_change
 from canter.app.experiments.folders import stored_config
@@ -34,12 +34,6 @@ from canter.app.experiments.session import program
 from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
 from canter.app.report import write_report
 from canter.app.report.differences import comparison_lines
-from canter.app.tuning.outcome import outcome_lines, progress_of
-from canter.app.tuning.runner import OnChange, run_plan
-from canter.app.tuning.search import PLAN, Search, TuneConfig, open_search
-from canter.app.tuning.space import read_space
-from canter.app.tuning.study import load_optuna
-from canter.app.tuning.tune import finish, new_search
 from canter.compat import ImportRefused, import_run
 from canter.config import TrainConfig
 from canter.core.distributed import cores
@@ -265,82 +259,3 @@ def progress_table(progress: SweepProgress) -> Table:
         name = printable(state["name"])
         table.add_row(name, state["status"], steps, format_number(state["return"]), format_number(state["score"]))
     return table
-
-
-SHOWN_LINES = 8
-"""Runs that ended last, in the live display of a search."""
-
-
-def tune_command(arguments: argparse.Namespace) -> None:
-    """Search the settings of a task."""
-    load_optuna()
-    places = [Path(arguments.env), arguments.run_dir / arguments.env]
-    folder = next((path for path in places if (path / PLAN).is_file()), None)
-    search = new_search_of(arguments) if folder is None else continued(folder, arguments)
-    jobs = arguments.jobs or cores()
-    ranges = {search.names[part.key]: part.spec for part in search.dimensions}
-    print(
-        f"Searching {search.config.env.id}, {jobs} runs at a time, in {search.folder}\n{two_columns(ranges)}",
-        flush=True,
-    )
-    try:
-        with exit_on_sigterm(), search_display(search) as on_change:
-            run_plan(search, jobs, on_change)
-    except KeyboardInterrupt:
-        print(f"canter: stopped; go on with: {program()} tune {shlex.quote(str(search.folder))}", file=sys.stderr)
-        sys.exit(130)
-    result = finish(search)
-    print("\n".join(outcome_lines(search, result.outcome)))
-    env = shlex.quote(search.config.env.id)
-    print(f"The report is in {result.report}")
-    print(f"To train with the best settings: {program()} train {env} --config {shlex.quote(str(result.best))}")
-
-
-def new_search_of(arguments: argparse.Namespace) -> Search:
-    """Return a new search with the ranges of the flags and of the file; flags win."""
-    texts = arguments.settings
-    specs = {} if arguments.space is None else read_space(arguments.space)
-    specs |= {key.removeprefix(SPACE): given[-1] for key, given in texts.items() if key.startswith(SPACE)}
-    arguments.settings = {key: given for key, given in texts.items() if not key.startswith(SPACE)}
-    names = ("trials", "budget", "objective", "seeds", "finalists", "final_seeds")
-    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
-    config, _ = merged_config(arguments)
-    return new_search(TuneConfig(**given, space=specs), config, arguments.run_dir, arguments.name)
-
-
-def continued(folder: Path, arguments: argparse.Namespace) -> Search:
-    """Return the search of a folder; refuse flags that would change its trials."""
-    extends = {"--trials", "--budget", "--jobs", "--run-dir"}
-    flags = [argument for argument in COMMANDS["tune"].arguments if argument.is_flag and argument.name not in extends]
-    given = [flag.name for flag in flags if getattr(arguments, flag.attribute) is not None]
-    given += [flag_of(key) for key in arguments.settings]
-    if given:
-        raise UsageError(f"{given[0]} cannot change when {folder} continues; only --trials, --budget and --jobs can")
-    return open_search(folder, trials=arguments.trials, budget=arguments.budget)
-
-
-@contextmanager
-def search_display(search: Search) -> Iterator[OnChange]:
-    """Return a function that shows progress: a live table, or a line for each run that ends."""
-    console = Console(file=terminal_stream())
-    lines: deque[str] = deque(maxlen=SHOWN_LINES)
-
-    def print_line(search: Search, line: str | None) -> None:
-        if line is not None:
-            print(f"{line}; {'; '.join(progress_of(search).values())}", flush=True)
-
-    if not console.is_terminal:
-        yield print_line
-        return
-    with Live(console=console, refresh_per_second=2) as live:
-
-        def update(search: Search, line: str | None) -> None:
-            lines.extend([] if line is None else [line])
-            table = Table.grid(padding=(0, 2))
-            for name, text in progress_of(search).items():
-                table.add_row(name, printable(text))
-            for text in lines:
-                table.add_row("", printable(text), style="dim")
-            live.update(table)
-
-        yield update

@@ -10,8 +10,9 @@ import numpy as np
 
 from canter.app.console.text import format_duration, format_number
 from canter.app.experiments.settings import with_overrides
+from canter.app.tuning.results import format_score
 from canter.app.tuning.runner import Job
-from canter.app.tuning.search import FRESH, KEPT, Search, format_score, trial_name
+from canter.app.tuning.search import FRESH, KEPT, Search, trial_name
 from canter.app.tuning.space import plain_values
 from canter.config.files import dump_config
 from canter.core.storage.files import replace_file

@@ -13,7 +13,7 @@ that is killed, or runs with more jobs, does the same runs.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,16 @@ from typing import Any
 import numpy as np
 
 from canter.app.experiments.sweep import Sweep
+from canter.app.tuning.results import (
+    RETURN_IN,
+    SECONDS_TO,
+    is_evaluated,
+    objective_number,
+    read_return,
+    read_score,
+    result_line,
+    training_seconds,
+)
 from canter.app.tuning.runner import Job
 from canter.app.tuning.space import build_space, setting_flags, setting_names
 from canter.app.tuning.study import Study
@@ -31,15 +41,12 @@ from canter.core.plain import ConfigError, check_range, from_plain, to_plain
 from canter.core.registry import UserError
 from canter.core.storage.files import Malformed, read_json, replace_file, write_json
 from canter.envs.imports import PYTHON, allowed_imports
-from canter.runs.metrics import METRICS, read_last_row, read_rows
-from canter.runs.records import read_record, run_status, score_value
+from canter.runs.metrics import METRICS
 
 PLAN = "tune.json"
 BASE = "base.yaml"
 GENERATION = 12
 """Trials that are sampled and halved together."""
-UNREACHED = 1e6
-"""Seconds that count for a run that does not reach the goal of `seconds-to:GOAL`."""
 KEPT = 3
 """One of so many trials of a generation goes on to the next rung."""
 RUNGS = (1 / 9, 1 / 3, 1.0)
@@ -61,7 +68,8 @@ class TuneConfig:
     budget: float | None = None
     """Seconds of the whole search; null for no limit. Runs that have started end."""
     objective: str = "return"
-    """Score of a run: `return`, the mean return of its policy in new episodes; `auc`, the mean over
+    """Score of a run: `return`, the mean return of its policy in new episodes; `return-in:SECONDS`,
+    that of its policy after so much training, if the steps are not done before; `auc`, the mean over
     its steps of the return while training; or `seconds-to:GOAL`, the seconds of training until that
     return reaches a goal, as a negative number."""
     seeds: int = 3
@@ -79,17 +87,22 @@ class TuneConfig:
         check_range(self, "must be above 0", "budget")
         if self.trials is None and self.budget is None:
             raise UserError("a search needs an end: --trials N, --budget 2h, or both")
-        if self.objective not in ("return", "auc") and self.goal is None:
-            raise UserError(f"objective={self.objective!r}: expected return, auc or seconds-to:GOAL")
+        limit = self.time_limit
+        if limit is not None and limit <= 0:
+            raise UserError(f"objective={self.objective!r}: the seconds must be above 0")
+        if self.objective not in ("return", "auc") and self.goal is None and limit is None:
+            expected = "return, auc, seconds-to:GOAL or return-in:SECONDS"
+            raise UserError(f"objective={self.objective!r}: expected {expected}")
 
     @property
     def goal(self) -> float | None:
         """The goal of the objective `seconds-to:GOAL`; None for another one."""
-        name, _, text = self.objective.partition(":")
-        try:
-            return float(text) if name == "seconds-to" and math.isfinite(float(text)) else None
-        except ValueError:
-            return None
+        return objective_number(self.objective, SECONDS_TO)
+
+    @property
+    def time_limit(self) -> float | None:
+        """Seconds of training of a run with the objective `return-in:SECONDS`; None for another one."""
+        return objective_number(self.objective, RETURN_IN)
 
 
 class Search:
@@ -130,12 +143,15 @@ class Search:
 
     def record(self, job: Job, *, failed: bool) -> str:
         """Record the result of a run that has ended and return a line about it."""
-        last = read_last_row(self.folder / job.name / METRICS)
-        return_ = None if failed else self.read_return(job)
-        score = None if failed else self.read_score(job, return_)
-        self.note_result(job, score, float(last.get("seconds", 0.0)), return_)
-        shown = f"failed, see {self.folder / job.name}.log" if score is None else format_score(score)
-        return f"{job.name}, {job.steps:,} steps: {shown}"
+        path = self.folder / job.name
+        return_ = None if failed else read_return(path, average=self.config.by_average)
+        score = None if failed else read_score(path / METRICS, self.tune.objective, return_)
+        self.note_result(job, score, training_seconds(path), return_)
+        return result_line(path, job.steps, score)
+
+    def is_done(self, job: Job) -> bool:
+        """Return whether a run has been trained and evaluated, also by a session that was killed."""
+        return is_evaluated(self.folder / job.name, job.steps)
 
     def note_result(self, job: Job, score: float | None, seconds: float, return_: float | None = None) -> None:
         """Record a score, the seconds of training that it took, and the return of the policy."""
@@ -145,29 +161,6 @@ class Search:
         """Record the seconds of the search so far."""
         self.spent = spent
         self.study.note("spent", spent)
-
-    def read_score(self, job: Job, return_: float | None) -> float | None:
-        """Return the score of a run that has ended, from its folder and the return of its policy."""
-        metrics = self.folder / job.name / METRICS
-        if self.tune.goal is not None:
-            return seconds_score(metrics, self.tune.goal)
-        return mean_over_steps(metrics) if self.tune.objective == "auc" else return_
-
-    def read_return(self, job: Job) -> float | None:
-        """Return the mean return of the policy in new episodes, or its reward rate if they do not end."""
-        path = self.folder / job.name
-        average = self.config.by_average
-        score = read_record(path).get("score")
-        value = score_value(score, average=average)
-        if value is None and isinstance(score, Mapping):
-            value = score.get("reward_per_step")
-        return value if value is not None else read_last_row(path / METRICS).get("lta/mean" if average else "return")
-
-    def is_done(self, job: Job) -> bool:
-        """Return whether a run has been trained and evaluated, also by a session that was killed."""
-        path = self.folder / job.name
-        steps = read_last_row(path / METRICS).get("env_steps", 0)
-        return run_status(path) == "finished" and steps >= job.steps and read_record(path).get("score") is not None
 
     def settings(self, candidate: str) -> dict[str, str]:
         """Return the texts of a candidate's settings by key."""
@@ -180,7 +173,10 @@ class Search:
     def arguments(self, job: Job) -> list[str]:
         """Return the arguments of `canter` that start a run, or resume it, up to its rung."""
         self.sweep.add(job.name, [*setting_flags(self.settings(job.candidate)), f"--seed={job.seed}"])
-        return self.sweep.arguments(job.name, f"--until.steps={job.steps if job.steps < self.total else 'null'}")
+        limits = [f"--until.steps={job.steps if job.steps < self.total else 'null'}"]
+        if self.tune.time_limit is not None:
+            limits.append(f"--until.seconds={self.tune.time_limit:g}")
+        return self.sweep.arguments(job.name, *limits)
 
     # Order of the runs
 
@@ -323,33 +319,6 @@ class Search:
 def trial_name(number: int) -> str:
     """Return the name of a trial."""
     return f"trial-{number:03}"
-
-
-def mean_over_steps(metrics: Path) -> float | None:
-    """Return the area under the curve of the return, divided by its steps; None without one."""
-    rows = [row for row in read_rows(metrics) if "return" in row and "env_steps" in row]
-    if len(rows) < 2:
-        return rows[0]["return"] if rows else None
-    steps = np.array([row["env_steps"] for row in rows])
-    returns = np.array([row["return"] for row in rows])
-    return float(np.sum((returns[1:] + returns[:-1]) / 2 * np.diff(steps)) / (steps[-1] - steps[0]))
-
-
-def seconds_score(metrics: Path, goal: float) -> float | None:
-    """Return minus the seconds of training until the return reached a goal; None without a return.
-
-    A run that did not reach it has the score of `UNREACHED` seconds, and less the further it was away.
-    """
-    rows = [row for row in read_rows(metrics) if row.get("return") is not None and "seconds" in row]
-    reached = next((row["seconds"] for row in rows if row["return"] >= goal), None)
-    if reached is not None or not rows:
-        return None if reached is None else -float(reached)
-    return -UNREACHED - (goal - max(row["return"] for row in rows))
-
-
-def format_score(score: float) -> str:
-    """Return a score as text."""
-    return "the goal was not reached" if score <= -UNREACHED else f"{score:.5g}"
 
 
 def create_search(folder: Path, tune: TuneConfig, config: TrainConfig) -> Search:

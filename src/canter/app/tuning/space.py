@@ -76,6 +76,50 @@ class Dimension:
         low, here, high = (_on_scale(value, self.scale) for value in (self.low, float(text), self.high))
         return (here - low) / (high - low)
 
+    def on_axis(self, text: str) -> float | None:
+        """Return a value on an axis with the scale's unit, log10 or plain; None if it has no place there."""
+        if self.choices:
+            return float(self.choices.index(text)) if text in self.choices else None
+        try:
+            value = 1 - float(text) if self.scale == "log1m" else float(text)
+            return value if self.scale == "linear" else math.log10(value)
+        except ValueError:
+            return None
+
+    def at(self, position: float) -> str:
+        """Return the value at a position 0..1 of the axis, as text."""
+        if self.choices:
+            return self.choices[min(int(position * len(self.choices)), len(self.choices) - 1)]
+        low, high = (_on_scale(value, self.scale) for value in (self.low, self.high))
+        here = low + (high - low) * position
+        value = math.exp(here) if self.scale == "log" else here
+        return self._within(1 - math.exp(-here) if self.scale == "log1m" else value)
+
+    def scaled(self, text: str, factor: float) -> str:
+        """Return a value, or on the scale log1m its distance from 1, times a factor, within the range.
+
+        A choice moves to its neighbour, and an integer by 1 at least; what is no value of the
+        setting becomes the middle.
+        """
+        if self.choices:
+            number = self.choices.index(text) + (1 if factor > 1 else -1) if text in self.choices else 0
+            return self.choices[min(max(number, 0), len(self.choices) - 1)]
+        try:
+            value = float(text)
+        except ValueError:
+            return self.at(0.5)
+        changed = 1 - (1 - value) * factor if self.scale == "log1m" else value * factor
+        if self.integer and round(changed) == value:
+            changed = value + (1 if factor > 1 else -1)
+        return self._within(changed)
+
+    def _within(self, value: float) -> str:
+        """Return a number within the range as text."""
+        value = min(max(value, self.low), self.high)
+        if self.integer:
+            return str(round(value))
+        return self.text(1 - value if self.scale == "log1m" else value)
+
 
 def _on_scale(value: float, scale: Scale) -> float:
     if scale == "log":

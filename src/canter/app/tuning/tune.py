@@ -10,18 +10,31 @@ from typing import Any
 from canter.app.check.before_run import check_machine
 from canter.app.experiments.sweep import new_sweep_folder
 from canter.app.experiments.train import plan_run
+from canter.app.tuning.exploit import PbtConfig
 from canter.app.tuning.outcome import Outcome, outcome_of, write_best
+from canter.app.tuning.pbt import PLAN as POPULATION_PLAN
+from canter.app.tuning.pbt import (
+    PbtOutcome,
+    Population,
+    check_population,
+    create_population,
+    open_population,
+    population_outcome,
+    write_best_settings,
+)
 from canter.app.tuning.runner import OnChange, run_plan
 from canter.app.tuning.search import PLAN, Search, TuneConfig, check_search, create_search, open_search
 from canter.app.tuning.space import spec_of
 from canter.app.tuning.study import load_optuna
 from canter.config import TrainConfig
 from canter.core.distributed import cores
+from canter.core.plain import from_plain
+from canter.core.registry import UserError
 from canter.envs.imports import refuse_while_importing
 from canter.runs.records import RUNS
 
 
-def print_line(search: Search, line: str | None) -> None:
+def print_line(plan: Any, line: str | None) -> None:
     """Print the line of a run that has ended."""
     if line is not None:
         print(line, flush=True)
@@ -41,6 +54,22 @@ class TuneResult:
     """The winner, and its scores."""
 
 
+@dataclass(frozen=True)
+class PbtResult:
+    """The result of a population."""
+
+    path: Path
+    """Folder of the population."""
+    run: Path
+    """Run of the best member, for `canter.load`."""
+    best: Path
+    """File with its last settings, for `canter train ENV --config`."""
+    report: Path
+    """Report as one HTML file."""
+    outcome: PbtOutcome
+    """The best member, and the scores of all."""
+
+
 def tune(
     task: str | Path,
     *,
@@ -48,46 +77,59 @@ def tune(
     budget: float | None = None,
     jobs: int | None = None,
     space: Mapping[str, Any] | None = None,
-    objective: str = "return",
-    seeds: int = 3,
-    finalists: int = 3,
-    final_seeds: int = 5,
+    objective: str | None = None,
+    seeds: int | None = None,
+    finalists: int | None = None,
+    final_seeds: int | None = None,
+    pbt: Mapping[str, Any] | bool = False,
     config: TrainConfig | None = None,
     preset: str | None = None,
     run_dir: str | Path = RUNS,
     name: str | None = None,
     on_change: OnChange = print_line,
     **settings: Any,
-) -> TuneResult:
+) -> TuneResult | PbtResult:
     """Search settings of a task as `canter tune` does, and return the winner.
 
         canter.tune("CartPole-v1", trials=40, space={"algorithm.gamma": "0.9..0.999:log1m"})
+        canter.tune("tensor:quadrotor", pbt={"members": 8, "rule": "threshold"})
 
-    `task` is the id of an environment, or the folder of a search to continue with the same trials,
-    up to new `trials` or a new `budget` in seconds. `space` has ranges by setting, `(A, B, C)` or
-    text as in the module `canter.app.tuning.space`; by default those of the algorithm.
-    `config`, `preset` and further settings are the base, as for `canter.train`. The other arguments
-    are those of `TuneConfig`.
+    `task` is the id of an environment, or the folder of a search or population to continue with the
+    same decisions; a search goes on up to new `trials` or a new `budget` in seconds. `space` has
+    ranges by setting, `(A, B, C)` or text as in the module `canter.app.tuning.space`; by default
+    those of the algorithm. `config`, `preset` and further settings are the base, as for
+    `canter.train`. `pbt` trains a population instead of a search, with these settings of
+    `canter.app.tuning.exploit.PbtConfig`. The other arguments are those of `TuneConfig`.
     """
     refuse_while_importing("canter.tune")
+    numbers = {"seeds": seeds, "finalists": finalists, "final_seeds": final_seeds, "objective": objective}
+    given = {name: value for name, value in numbers.items() if value is not None}
+    specs = {key: spec_of(key, value) for key, value in (space or {}).items()}
+    is_population = (Path(task) / POPULATION_PLAN).is_file()
+    if pbt or is_population:
+        if given or trials or budget:
+            raise UserError("trials, budget, objective, seeds and finalists are of a search; pbt trains one population")
+        if is_population:
+            population = open_population(Path(task))
+        else:
+            plan = population_config(dict(pbt) if isinstance(pbt, Mapping) else {}, specs)
+            base = plan_run(str(task), None, config, preset, settings).config
+            population = new_population(plan, base, Path(run_dir), name)
+        run_plan(population, jobs or cores(), on_change)
+        return finish_population(population)
     load_optuna()
     if (Path(task) / PLAN).is_file():
         search = open_search(Path(task), trials=trials, budget=budget)
     else:
         base = plan_run(str(task), None, config, preset, settings).config
-        specs = {key: spec_of(key, value) for key, value in (space or {}).items()}
-        plan = TuneConfig(
-            trials=trials,
-            budget=budget,
-            objective=objective,
-            seeds=seeds,
-            finalists=finalists,
-            final_seeds=final_seeds,
-            space=specs,
-        )
-        search = new_search(plan, base, Path(run_dir), name)
+        search = new_search(TuneConfig(trials=trials, budget=budget, **given, space=specs), base, Path(run_dir), name)
     run_plan(search, jobs or cores(), on_change)
     return finish(search)
+
+
+def population_config(given: dict[str, Any], space: dict[str, str]) -> PbtConfig:
+    """Return the settings of a population from Python."""
+    return from_plain(given | {"space": space or given.get("space", {})}, PbtConfig())
 
 
 def new_search(plan: TuneConfig, base: TrainConfig, run_dir: Path, name: str | None) -> Search:
@@ -103,3 +145,20 @@ def finish(search: Search) -> TuneResult:
 
     outcome = outcome_of(search)
     return TuneResult(search.folder, write_best(search, outcome), write_search_report(search, outcome), outcome)
+
+
+def new_population(pbt: PbtConfig, base: TrainConfig, run_dir: Path, name: str | None) -> Population:
+    """Check a population, make its folder and return it."""
+    pbt = check_population(pbt, base)
+    check_machine(base)
+    return create_population(new_sweep_folder(run_dir, base.env.id, name, "tune"), pbt, base)
+
+
+def finish_population(population: Population) -> PbtResult:
+    """Write the winner's last settings and the report of a population that is done."""
+    from canter.app.report.population import write_population_report
+
+    outcome = population_outcome(population)
+    best = write_best_settings(population, outcome)
+    report = write_population_report(population, outcome)
+    return PbtResult(population.folder, population.folder / outcome.winner, best, report, outcome)

@@ -1,0 +1,154 @@
+"""The report of a population: members, curves, the lineage of weights, and the settings over the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from canter.app.report.charts import SMALL
+from canter.app.report.data import RETURN, read_run
+from canter.app.report.drawing import Frame, Line, Markup, element, format_si, join, legend, line_chart
+from canter.app.report.page import REPORT, document, heading
+from canter.app.report.sections import section, setting, table
+from canter.core.storage.files import replace_file
+from canter.runs.metrics import METRICS
+
+if TYPE_CHECKING:  # experiments write reports
+    from canter.app.tuning.pbt import PbtOutcome, Population
+
+WIDTH = 1040.0
+LANE = 34.0
+"""Height of a member in the drawing of the lineage."""
+LEFT = 124.0
+RIGHT = 60.0
+TOP = 12.0
+BAR = 9.0
+"""Half the height of a member's bar."""
+
+
+def write_population_report(population: Population, outcome: PbtOutcome) -> Path:
+    """Write the report of a population that is done into its folder and return the file."""
+    pbt = population.pbt
+    best = format_si(outcome.scores[outcome.winner])
+    facts = f"{outcome.winner} ends with {best}, the best of {pbt.members}"
+    if outcome.fresh is not None:
+        facts += f"; {format_si(outcome.fresh)} in further episodes, which had no part in the choice"
+    lineage = (
+        "A lane for each member: the darker, the higher its score at the end of an interval, ranked among all. A line "
+        "between lanes is a copy of weights; bold: the ancestors of the best member."
+    )
+    body = [
+        heading(f"{pbt.members} members on {population.config.env.id}", f"{facts}."),
+        section("Lineage", lineage, lineage_drawing(population, outcome)),
+        section("Return", "Thin: all members. Bold: the best one at the end.", member_curves(population, outcome)),
+        section(
+            "Settings", "Thin: all members. Bold: the ancestors of the best.", settings_charts(population, outcome)
+        ),
+        section("Members", "Last score, and settings at the end.", member_table(population, outcome)),
+    ]
+    file = population.folder / REPORT
+    replace_file(file, document(f"Population on {population.config.env.id}", body).encode())
+    return file
+
+
+def winner_of(population: Population, outcome: PbtOutcome) -> int:
+    """Return the number of the best member."""
+    return list(outcome.scores).index(outcome.winner)
+
+
+def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
+    """Return a lane for each member with its rank in each interval, and lines for copies."""
+    steps = np.array([0, *population.steps])
+    x = LEFT + steps / steps[-1] * (WIDTH - LEFT - RIGHT)
+    members = range(population.pbt.members)
+    line = population.lineage.ancestors(winner_of(population, outcome))
+    height = 2 * TOP + LANE * len(members) + 20
+    lanes = [TOP + LANE * (member + 0.5) for member in members]
+    marks: list[Markup] = []
+    for member in members:
+        marks.append(element("text", population.path(member).name, x=0.0, y=lanes[member] + 4))
+    for number, end in enumerate(population.steps):
+        scores = population.scores(end)
+        known = sorted(score for score in scores if score is not None)
+        for member in members:
+            score = scores[member]
+            share = 0.0 if score is None else (known.index(score) + 1) / len(known)
+            texts = ", ".join(population.lineage.settings(member, number).values())
+            tip = element("title", f"{end:,} steps: {format_si(score)}; {texts}")
+            box = {"x": x[number] + 1, "y": lanes[member] - BAR, "width": x[number + 1] - x[number] - 2}
+            bar = element("rect", **box, height=2 * BAR, class_="dot", opacity=f"{0.1 + 0.7 * share:.2f}")
+            marks.append(element("g", element("g", bar, class_="c0"), tip))
+    for number, (_, changes) in enumerate(population.lineage.rounds):
+        for change in changes:
+            if change.source != change.member:
+                ancestral = line[number] == change.source and line[number + 1] == change.member
+                look = "line c1" if ancestral else "line faint c6"
+                ends = {"x1": x[number + 1] - 5, "x2": x[number + 1] + 5}
+                marks.append(_edge(ends, lanes[change.source], lanes[change.member], look))
+    for number, member in enumerate(line):
+        marks.append(_edge({"x1": x[number] + 5, "x2": x[number + 1] - 5}, lanes[member], lanes[member], "line c1"))
+    for place, text in ((x[0], "0"), (x[-1], f"{population.total:,} env steps")):
+        marks.append(element("text", text, x=float(place), y=height - 8, class_="mid muted"))
+    box = f"0 0 {WIDTH:g} {height:g}"
+    return element("svg", *marks, class_="chart", viewBox=box, role="img", aria_label="Lineage")
+
+
+def _edge(ends: dict[str, float], y1: float, y2: float, look: str) -> Markup:
+    return element("path", d=f"M{ends['x1']:.1f},{y1:.1f} L{ends['x2']:.1f},{y2:.1f}", class_=look)
+
+
+def member_curves(population: Population, outcome: PbtOutcome) -> Markup:
+    """Return the learning curves of all members, and that of the best one on top."""
+    metric = "lta/mean" if population.config.by_average else RETURN
+    lines: list[Line] = []
+    for name in outcome.scores:
+        if not (population.folder / name / METRICS).is_file():
+            continue  # it failed before its first row
+        points = read_run(population.folder / name).points(metric)
+        lines.append(Line(name, *points, 0) if name == outcome.winner else Line("", *points, 6, faint=True))
+    return join([legend(lines), line_chart(lines, Frame("Return", WIDTH, 330.0, x_label="env steps"))])
+
+
+def settings_charts(population: Population, outcome: PbtOutcome) -> Markup:
+    """Return a chart for each setting: its place in its range over the run, for all members."""
+    line = population.lineage.ancestors(winner_of(population, outcome))
+    figures: list[Markup] = []
+    for part in population.dimensions:
+        lines: list[Line] = []
+        for member in range(population.pbt.members):
+            lines.append(Line("", *_path(population, part.key, [member] * len(line)), 6, faint=True))
+        lines.append(Line("", *_path(population, part.key, line), 1))
+        scale = {"linear": "", "log": "log10", "log1m": "log10 of the distance from 1"}[part.scale]
+        caption = [
+            element("b", population.names[part.key]),
+            element("span", "place of the choice" if part.choices else scale),
+        ]
+        chart = line_chart(lines, Frame(population.names[part.key], *SMALL))
+        figures.append(element("figure", element("figcaption", *caption), chart))
+    return element("div", *figures, class_="multiples")
+
+
+def _path(population: Population, key: str, members: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return steps and values of a setting, on its scale, of who is at each place in the line."""
+    part = next(part for part in population.dimensions if part.key == key)
+    ends = [0, *population.steps]
+    x: list[float] = []
+    y: list[float] = []
+    for number, member in enumerate(members):
+        value = part.on_axis(population.lineage.settings(member, number)[key])
+        if value is not None:
+            x += [ends[number], ends[number + 1]]
+            y += [value, value]
+    return np.array(x, dtype=float), np.array(y)
+
+
+def member_table(population: Population, outcome: PbtOutcome) -> Markup:
+    """Return a table of the members: last score and settings."""
+    head = ["", "Score", *(setting(population.names[part.key]) for part in population.dimensions)]
+    rows = [
+        [name, format_si(score), *population.lineage.settings(member).values()]
+        for member, (name, score) in enumerate(outcome.scores.items())
+    ]
+    return table(head, rows, class_="numbers")
