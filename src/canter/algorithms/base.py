@@ -22,7 +22,7 @@ from canter.core.data.rollout import Rollout
 from canter.core.declarations import Symmetry
 from canter.core.plain import check_settings
 from canter.core.registry import Registry, UserError
-from canter.core.specs import EnvSpec
+from canter.core.specs import Env, EnvSpec
 from canter.core.storage.validity import check_same_shape
 from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_copy_, tree_map
 from canter.engines.choose import EngineName
@@ -63,6 +63,9 @@ class Algorithm(Protocol[RecordT]):
     def acting(self) -> Policy:
         """Policy that acts and learns; `policy` may be its running mean."""
         return self.policy
+
+    def prepare_env(self, env: Env) -> None:
+        """Prepare the environment for this algorithm, before its first reset."""
 
     def empty_record(self) -> RecordT:
         """Return a record `[N, ...]` of the right shapes and dtypes, as a template for buffers."""

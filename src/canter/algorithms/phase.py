@@ -82,9 +82,10 @@ class Phase(Generic[Batch]):
         batch = self._strided(batch)
         samples = self.source.begin(batch)
         orders = self._epoch_orders(batch)
-        stopped = torch.zeros((), dtype=torch.bool, device=self.generator.device)
+        kl = torch.zeros((), device=self.generator.device) if kl is None else kl
+        stopped = torch.zeros_like(kl, dtype=torch.bool)
         weight = (~stopped).float()
-        kl = stopped.float() if kl is None else kl
+        last_kl = kl
         updates = WeightedMean()
         steps = WeightedMean()
         for epoch in range(self.epochs):
@@ -108,6 +109,7 @@ class Phase(Generic[Batch]):
                     weight = (~stopped).float()
                     if self._leaves_loop(stopped):
                         break
+                    kl = torch.where(stopped, 0.0, kl)  # to a schedule: no step was taken
                 if updates.observations:  # before the first step the KL is rounding error only
                     optimizer.observe_(kl, "minibatch")
                 updates.add(metrics, weight)
@@ -115,9 +117,10 @@ class Phase(Generic[Batch]):
                 optimizer.observe_(kl, "step")
             kl = epoch_kl.means()["kl"]
             optimizer.observe_(kl, "epoch")
+            last_kl = torch.where(epoch_kl.count > 0, kl, last_kl) if self.target_kl < float("inf") else kl
             if self._leaves_loop(stopped):
                 break
-        optimizer.observe_(kl, "update")
+        optimizer.observe_(last_kl, "update")
         metrics = updates.means()
         own = steps.means() | optimizer.learning_rates() | {"minibatch_updates": updates.count}
         logged = metrics | {f"{self.name}/{key}": value for key, value in own.items()}
@@ -145,11 +148,14 @@ class Phase(Generic[Batch]):
 
         A GPU runs the remaining steps without effect.
         """
-        return self.target_kl < float("inf") and stopped.is_cpu and bool(stopped)
+        return self.target_kl < float("inf") and stopped.is_cpu and bool(stopped.all())
 
 
 class WeightedMean:
-    """Weighted means of 0-d tensors by name, accumulated without reading them on the host."""
+    """Weighted means of 0-d tensors by name, accumulated without reading them on the host.
+
+    For a population all tensors are `[P]`, and so are the means.
+    """
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
@@ -168,15 +174,15 @@ class WeightedMean:
     @property
     def count(self) -> Tensor:
         """Sum of the weights."""
-        return torch.stack(self.weights).sum() if self.weights else torch.zeros(())
+        return torch.stack(self.weights).sum(0) if self.weights else torch.zeros(())
 
     def means(self) -> Metrics:
         """Return the weighted mean of each metric."""
         if not self.observations:
             return {}
         values = torch.stack([value for observation in self.observations for value in observation])
-        values = values.view(len(self.observations), -1)
-        weights = torch.stack(self.weights).unsqueeze(-1)
+        values = values.unflatten(0, (len(self.observations), -1))
+        weights = torch.stack(self.weights).unsqueeze(1)
         means = torch.where(weights > 0, values * weights, 0.0).sum(0) / weights.sum().clamp(min=1.0)
         return dict(zip(self.names, means.unbind(), strict=True))
 

@@ -6,10 +6,11 @@ from canter.algorithms.doctor.findings import Finding
 from canter.algorithms.extension import Extension
 from canter.algorithms.extensions import AMPConfig, MirrorConfig, RNDConfig, SymmetryConfig
 from canter.algorithms.phase import Phase
-from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, PPOConfig
+from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, MemberConfig, PopulationConfig, PPOConfig
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
 from canter.app.doctor.diagnosis import diagnose
+from canter.app.experiments.population import MemberResult, PopulationResult, train_population
 from canter.app.experiments.session import InitFrom, TrainingResult
 from canter.app.experiments.train import evaluate, load, resume, train
 from canter.app.tuning.tune import TuneResult, tune
@@ -80,6 +81,8 @@ __all__ = [
     "LongRunAverage",
     "LossGradients",
     "LossOutput",
+    "MemberConfig",
+    "MemberResult",
     "MetricWriter",
     "Mirror",
     "MirrorConfig",
@@ -94,6 +97,8 @@ __all__ = [
     "Phase",
     "Player",
     "Policy",
+    "PopulationConfig",
+    "PopulationResult",
     "RNDConfig",
     "RNNConfig",
     "ReplayConfig",
@@ -138,5 +143,6 @@ __all__ = [
     "save_critic",
     "save_policy",
     "train",
+    "train_population",
     "tune",
 ]

@@ -5,10 +5,11 @@ An environment's draws depend on its index among the environments of all ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from canter.core import distributed
@@ -26,11 +27,47 @@ def derive_seed(seed: int, purpose: Purpose) -> int:
     return int(sequence.generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
-def draw_for_rank(draw: Callable[..., Tensor], shape: tuple[int, ...], **how: Any) -> Tensor:
+class MemberStreams:
+    """Random streams of the members of a population, to be drawn from like one generator.
+
+    Of a tensor `[P * N, ...]`, the block `[N, ...]` of a member is drawn from its own stream, so it
+    depends neither on the other members nor on their number.
+    """
+
+    def __init__(self, device: torch.device, seeds: Sequence[int], origin: int = 0) -> None:
+        self.distances = [seed - origin for seed in seeds]
+        self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
+
+    def manual_seed(self, seed: int) -> None:
+        """Restart the streams: with their own seeds if `seed` is the origin, else equally far from those."""
+        for generator, distance in zip(self.generators, self.distances, strict=True):
+            generator.manual_seed((seed + distance) % 2**63)
+
+    def draw(self, draw: Callable[..., Tensor], shape: tuple[int, ...], **how: Any) -> Tensor:
+        """Return `draw(shape, **how)` with a block from each stream."""
+        count, *rest = shape
+        size = count // len(self.generators)
+        return torch.cat([draw((size, *rest), generator=generator, **how) for generator in self.generators])
+
+    def get_state(self) -> Tensor:
+        """Return the states of all streams, `[P, ...]` uint8."""
+        return torch.stack([generator.get_state() for generator in self.generators])
+
+    def set_state(self, state: Tensor) -> None:
+        """Restore the states of all streams."""
+        for generator, own in zip(self.generators, state.cpu().unbind(), strict=True):
+            generator.set_state(own.clone())  # it reads the storage, from its beginning
+
+
+def draw_for_rank(draw: Callable[..., Tensor], shape: tuple[int, ...], *, generator: Any, **how: Any) -> Tensor:
     """Return the part `[N, ...]` of this rank of `draw(shape, **how)`, such as `torch.rand`.
 
     Every rank draws for all ranks and keeps its part, as one process with all environments would.
+    `generator` is a `torch.Generator`, None for torch's own, or the `MemberStreams` of one process.
     """
+    if isinstance(generator, MemberStreams):
+        return generator.draw(draw, shape, **how)
+    how["generator"] = generator
     if distributed.world_size() == 1:
         return draw(shape, **how)
     count, *rest = shape

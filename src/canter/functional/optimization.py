@@ -150,3 +150,33 @@ def adam_step_(groups: Sequence[AdamGroup], joint: bool, skip: Tensor) -> tuple[
             found_inf=skipped,
         )
     return norm, blocked.to(norm.dtype)
+
+
+@has_kernels
+def adam_rows_(group: AdamGroup, skip: Tensor) -> tuple[Tensor, Tensor]:
+    """Step P members side by side as `adam_step_` steps one, each with its own clipping and rate.
+
+    `flat`, `gradient` and the running means are `[P, n]`, `step` and `learning_rate` `[P]`. Returns
+    the norms of the gradients `[P]`, and 1 for each that is NaN or infinity, else 0. A member with
+    such a gradient, or with `skip` `[P]`, does not change.
+    """
+    norm = torch.linalg.vector_norm(group.gradient, dim=1)
+    blocked = ~(norm < math.inf)
+    taken = ~(skip | blocked).unsqueeze(1)
+    step = group.step.unsqueeze(1) + 1.0
+    rate = group.learning_rate.unsqueeze(1)
+    gradient = group.gradient / (norm / group.max_norm).clamp(min=1.0).unsqueeze(1)
+    flat = group.flat
+    if group.coupled:
+        gradient = gradient + group.weight_decay * flat
+    else:
+        flat = flat * (1.0 - rate * group.weight_decay)
+    beta1, beta2 = group.betas
+    mean = torch.lerp(group.exp_avg, gradient, 1.0 - beta1)
+    square = group.exp_avg_sq * beta2 + (1.0 - beta2) * gradient.square()
+    root = square.sqrt() / (1.0 - beta2**step).sqrt() + group.eps
+    flat = flat - rate / (1.0 - beta1**step) * (mean / root)
+    for old, new in ((group.exp_avg, mean), (group.exp_avg_sq, square), (group.flat, flat)):
+        torch.where(taken, new, old, out=old)
+    group.step.add_(taken.squeeze(1).to(group.step.dtype))
+    return norm, blocked.to(norm.dtype)

@@ -85,7 +85,7 @@ def reverse_discounted_sum_(x: Tensor, decay: Tensor) -> None:
     steps = x.unbind()
     decays = decay.unbind()
     for t in range(len(steps) - 2, -1, -1):
-        steps[t].addcmul_(decays[t], steps[t + 1])
+        steps[t].add_(decays[t] * steps[t + 1])  # torch.vmap has no batched addcmul_
 
 
 def average_reward_gae(

@@ -6,6 +6,7 @@ Gradients are averaged over ranks in one exchange and clipped in one call.
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from canter.core import distributed
 from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.struct import tree_copy_, tree_map
-from canter.functional.optimization import AdamGroup, adam_step_
+from canter.functional.optimization import AdamGroup, adam_rows_, adam_step_
 from canter.nn.actor_critic import Policy
 from canter.nn.schedules import AnySchedule, Constant, Event, Linear, StepAt
 
@@ -160,6 +161,75 @@ class Optimizer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the state in place; tensors keep their addresses."""
         tree_copy_(self.state_tensors(), state)
+
+
+class MemberOptimizer:
+    """Steps the parameters of P members side by side, each clipped and with its own learning rate.
+
+    `parameters` are stacked, `[P, ...]` each; `self.parameters` are views of one `[P, n]` tensor
+    that take their place. `configs` may differ in the first value of the learning rate only.
+    """
+
+    def __init__(self, parameters: dict[str, Tensor], configs: Sequence[OptimizerConfig]) -> None:
+        self.schedules = [config.learning_rate for config in configs]
+        config = configs[0]
+        members = len(configs)
+        flat = torch.cat([parameter.reshape(members, -1) for parameter in parameters.values()], 1)
+        rates = [schedule.initial for schedule in self.schedules]
+        self.adam = AdamGroup(
+            flat=flat,
+            gradient=torch.zeros_like(flat),
+            exp_avg=torch.zeros_like(flat),
+            exp_avg_sq=torch.zeros_like(flat),
+            step=torch.zeros(members, device=flat.device),
+            learning_rate=torch.tensor(rates, device=flat.device),
+            betas=config.betas,
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            max_norm=config.max_grad_norm,
+            coupled=config.weight_decay_form == "coupled",
+        )
+        parts = flat.split([parameter[0].numel() for parameter in parameters.values()], 1)
+        self.parameters = {
+            name: part.detach().view(parameter.shape).requires_grad_()
+            for (name, parameter), part in zip(parameters.items(), parts, strict=True)
+        }
+
+    def backward(self, loss: Tensor) -> None:
+        """Write the gradients of the losses `[P]`; a member's loss depends on its parameters alone."""
+        gradients = torch.autograd.grad(loss.sum(), list(self.parameters.values()))
+        torch.cat([gradient.flatten(1) for gradient in gradients], 1, out=self.adam.gradient)
+
+    def step(self, skip: Tensor) -> dict[str, Tensor]:
+        """Clip and step each member, unless its `skip` `[P]` is True or its gradient has NaN or infinity."""
+        norm, blocked = adam_rows_(self.adam, skip)
+        return {"grad_norm": norm, "nonfinite_steps": blocked}
+
+    def schedule_(self, progress: Tensor) -> None:
+        """Set the learning rates at the start of an iteration; constant ones stay as they are."""
+        schedule_rows_(self.schedules, self.adam.learning_rate, progress)
+
+    def observe_(self, kl: Tensor, event: Event) -> None:
+        """Adapt each learning rate to the KL `[P]` of its member."""
+        self.schedules[0].observe_(self.adam.learning_rate, kl, event)
+
+    def learning_rates(self) -> dict[str, Tensor]:
+        """Return the current learning rates `[P]`, for the log."""
+        return {"learning_rate/model": self.adam.learning_rate.clone()}
+
+    def state_tensors(self) -> dict[str, Tensor]:
+        """Return the live moments, step counts and learning rates."""
+        return {name: getattr(self.adam, name) for name in ("learning_rate", "step", "exp_avg", "exp_avg_sq")}
+
+
+def schedule_rows_(schedules: Sequence[AnySchedule], values: Tensor, progress: Tensor) -> None:
+    """Set the value `[P]` of each schedule at the start of an iteration.
+
+    Constant ones are left alone, so that a value that was changed meanwhile stays.
+    """
+    for schedule, value in zip(schedules, values.unbind(), strict=True):
+        if not isinstance(schedule, Constant):
+            schedule.set_(value, progress)
 
 
 class AveragedPolicy:

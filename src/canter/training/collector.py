@@ -84,6 +84,7 @@ class Collector:
         self.watchdog = Watchdog(patience, partial(warn_of_hanging, threading.get_ident()))
         if env.spec.final_obs == "unknown" and env.spec.truncates is not False:
             _log.warning("%s: %s", env.spec.env_id or type(env).__name__, LOST_FINAL_OBS)
+        algorithm.prepare_env(env)
         obs = self._reset_env(seed)
         self.state = algorithm.policy.initial_state(env.spec.num_envs)
         self.rollout = Rollout.allocate(

@@ -2,6 +2,16 @@
 
 from canter.algorithms.ppo.advantages import BonusValueConfig
 from canter.algorithms.ppo.config import CentralValueConfig
+from canter.algorithms.ppo.members import MemberConfig
+from canter.algorithms.ppo.population import PopulationConfig, PopulationPPO
 from canter.algorithms.ppo.ppo import PPO, PPOConfig
 
-__all__ = ["PPO", "BonusValueConfig", "CentralValueConfig", "PPOConfig"]
+__all__ = [
+    "PPO",
+    "BonusValueConfig",
+    "CentralValueConfig",
+    "MemberConfig",
+    "PPOConfig",
+    "PopulationConfig",
+    "PopulationPPO",
+]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from canter.core.registry import UserError
-from canter.core.seeding import draw_for_rank
+from canter.core.seeding import MemberStreams, draw_for_rank
 from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec
 from canter.core.struct import Obs
 
@@ -80,7 +80,7 @@ class TensorEnv(ABC):
         # "cuda" and "cuda:0" compare unequal; the device of a tensor always carries its index.
         self.device = torch.empty(0, device=device).device
         self.num_envs = num_envs
-        self.generator = torch.Generator(self.device)
+        self.generator: torch.Generator | MemberStreams = torch.Generator(self.device)
         self.generator.seed()
         self.seeds_by_row = True
         truncates = max_episode_steps is not None if truncates is None else truncates
@@ -155,7 +155,7 @@ class TensorEnv(ABC):
 
     def generators(self) -> list[torch.Generator]:
         """Return the random generators of a step, which a CUDA graph must know."""
-        return [self.generator]
+        return self.generator.generators if isinstance(self.generator, MemberStreams) else [self.generator]
 
     def close(self) -> None:  # noqa: B027 - part of the Env protocol
         """Do nothing: there is nothing to free."""

@@ -1,0 +1,151 @@
+"""`canter.train_population`: members with different settings learn side by side in one program."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from canter.algorithms.ppo import MemberConfig, PopulationConfig, PPOConfig
+from canter.algorithms.ppo.population import PopulationPPO
+from canter.app.check.before_run import check_machine
+from canter.app.console.console import ConsoleKind, make_console
+from canter.app.experiments.folders import check_name, new_run
+from canter.app.experiments.session import announcement, run_experiment
+from canter.app.experiments.train import plan_run
+from canter.config import TrainConfig
+from canter.core.plain import from_plain
+from canter.core.registry import UserError
+from canter.core.seeding import derive_seed
+from canter.envs import closed_quietly
+from canter.envs.imports import refuse_while_importing
+from canter.nn.actor_critic import Policy
+from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
+from canter.runs.records import RUNS, write_score
+from canter.training.members import member_name
+
+EVAL_EPISODES = 32
+"""Episodes in which each member is evaluated by default."""
+EVAL_STEPS = 100_000
+"""Steps of each environment after which the evaluation is given up."""
+
+
+@dataclass(frozen=True)
+class MemberResult:
+    """A member of a population after training."""
+
+    config: TrainConfig
+    """Settings of a single run that learns as the member did."""
+    path: Path
+    """Folder with its settings, metrics and policy, for `canter play` and the like."""
+    policy: Policy
+    """Its policy."""
+    score: Evaluation | None
+    """The policy in new episodes, without noise; None if some did not end."""
+
+
+@dataclass(frozen=True)
+class PopulationResult:
+    """The result of `train_population`."""
+
+    path: Path
+    """Folder of the run, with one for each member inside."""
+    members: list[MemberResult]
+    """The members, in the order in which they were given."""
+
+    @property
+    def best(self) -> MemberResult:
+        """The member with the highest mean return in new episodes."""
+        scored = [member for member in self.members if member.score is not None]
+        if not scored:
+            raise UserError("no member was evaluated: some episodes did not end")
+        return max(scored, key=lambda member: member.score.mean if member.score is not None else 0.0)
+
+
+def train_population(
+    task: Any,
+    members: int | Sequence[MemberConfig | Mapping[str, Any]],
+    *,
+    config: TrainConfig | None = None,
+    preset: str | None = None,
+    console: ConsoleKind = "auto",
+    run_dir: str | Path = RUNS,
+    name: str | None = None,
+    episodes: int = EVAL_EPISODES,
+    **settings: Any,
+) -> PopulationResult:
+    """Train members with different settings side by side in one program, on a tensor environment.
+
+        canter.train_population("tensor:cartpole", [{"learning_rate": 1e-3}, {"learning_rate": 3e-3}])
+
+    `members` are the settings of each (see `MemberConfig`), or their number if only the seeds differ.
+    All other settings are those of a single run, as for `canter.train`: each member has `num_envs`
+    environments and learns for `total_steps`. At the end each is evaluated in `episodes` new episodes.
+    An interrupted run continues with `canter resume`.
+    """
+    refuse_while_importing("canter.train_population")
+    plan = plan_run(task, None, config, preset, settings)
+    if plan.env is not None:
+        raise UserError("a population makes its own environments: pass the id of a tensor environment")
+    population = population_config(plan.config, members)
+    notify = print if console != "quiet" else str
+    check_machine(population)
+    check_name(Path(run_dir), name)
+    notify(announcement(population, plan.source))
+    with closed_quietly(population.env.build(population.device)) as env:
+        population.algorithm.build(env.spec, population.seed)  # refuses settings before a folder is made
+        folder = new_run(Path(run_dir), name, population)
+        result = run_experiment(
+            population, folder, env=env, writers=[make_console(console)], final_evaluation=False, notify=notify
+        )
+    assert isinstance(result.algorithm, PopulationPPO)
+    return PopulationResult(folder.path, evaluate_members(population, result.algorithm, folder.path, episodes))
+
+
+def population_config(config: TrainConfig, members: int | Sequence[MemberConfig | Mapping[str, Any]]) -> TrainConfig:
+    """Return the settings of a run in which members learn with the settings of a single run, or their own."""
+    algorithm = config.algorithm
+    if type(algorithm) is not PPOConfig:
+        raise UserError(f"a population learns by ppo, not by {type(algorithm).__name__}")
+    if config.self_play is not None:
+        raise UserError("self_play: a population does not support it; train the members as single runs")
+    given = [MemberConfig()] * members if isinstance(members, int) else list(members)
+    if not given:
+        raise UserError("members: expected at least one")
+    own = tuple(each if isinstance(each, MemberConfig) else from_plain(dict(each), MemberConfig()) for each in given)
+    shared = {each.name: getattr(algorithm, each.name) for each in fields(PPOConfig)}
+    steps = None if config.total_steps is None else config.total_steps * len(own)
+    limit = None if config.until.steps is None else config.until.steps * len(own)
+    return replace(
+        config,
+        algorithm=PopulationConfig(**shared, members=own),
+        env=replace(config.env, num_envs=config.env.num_envs * len(own)),
+        total_steps=steps,
+        until=replace(config.until, steps=limit),
+    )
+
+
+def evaluate_members(config: TrainConfig, population: PopulationPPO, folder: Path, episodes: int) -> list[MemberResult]:
+    """Play new episodes with all members side by side; note the scores in their folders."""
+    singles = config.single_runs()
+    env = replace(config.env, num_envs=episodes * population.size)
+    with closed_quietly(env.build(config.device)) as playing:
+        try:
+            seed = derive_seed(config.seed, "eval")
+            played = evaluate(population.all_policies, playing, env.num_envs, seed, max_steps=EVAL_STEPS)
+            scores: list[Evaluation | None] = [
+                Evaluation(played.return_[i : i + episodes], played.length[i : i + episodes])
+                for i in range(0, env.num_envs, episodes)
+            ]
+        except EpisodesUnfinished:
+            scores = [None] * population.size
+    results = []
+    for member, (single, score) in enumerate(zip(singles, scores, strict=True)):
+        path = folder / member_name(member)
+        if score is not None:
+            low, high = score.confidence_interval
+            record = {"mean": score.mean, "std": score.std, "low": low, "high": high, "episodes": episodes}
+            write_score(path, record)
+        results.append(MemberResult(single, path, population.views[member], score))
+    return results
