@@ -24,7 +24,7 @@ from canter.core.registry import UserError
 from canter.nn.normalizer import Normalizer
 from canter.play.evaluation import evaluate
 from canter.runs.records import flatten
-from faults import BROKEN_ENV, FAULTS, Fault, FaultyEnv
+from faults import BROKEN_ENV, FAULTS, HEALTHY, Fault, FaultyEnv
 
 TASKS = FIT_TASKS | REPORT_TASKS
 PRESETS = FIT_PRESETS | REPORT_PRESETS
@@ -32,7 +32,7 @@ RULES = Path(doctor.__file__).parent
 MORE_ENVS = 16
 """A broken environment is one of 16 at least."""
 EVALUATIONS = 20
-EVALUATED_EPISODES = 5
+EVALUATED_EPISODES = 4
 LAST = 0.15
 """Share of a run, at its end, whose episodes are its return."""
 FIRST_EPISODES = 16
@@ -78,9 +78,13 @@ def config_of(job: Job) -> TrainConfig:
 
 
 class Evaluations:
-    """Evaluates every 20th of a run with the statistics of an untrained normaliser, and notes the return in the row."""
+    """Evaluates every 20th of a run and notes the return in the row.
 
-    def __init__(self, config: TrainConfig) -> None:
+    With `lost`, the policy that is evaluated has the statistics of an untrained normaliser.
+    """
+
+    def __init__(self, config: TrainConfig, lost: bool) -> None:
+        self.lost = lost
         self.env = with_overrides(config, {"env.num_envs": EVALUATED_EPISODES}).env.build("cpu")
         self.every = (config.total_steps or 0) / EVALUATIONS
         self.next = 0.0
@@ -92,7 +96,7 @@ class Evaluations:
         self.next = row["env_steps"] + self.every
         policy = copy.deepcopy(policy)
         for part in policy.actor.modules():
-            if isinstance(part, Normalizer):
+            if self.lost and isinstance(part, Normalizer):
                 part.shift.zero_()
                 part.inverse_scale.fill_(1.0)
         row["eval/return"] = evaluate(policy, self.env, EVALUATED_EPISODES, seed=1).mean
@@ -104,9 +108,10 @@ def train(job: Job) -> dict[str, Any]:
     start = time.perf_counter()
     rows: list[dict[str, Any]] = []
     config = config_of(job)
-    fault = FAULTS.get(job.fault, FAULTS["healthy"])
+    fault = FAULTS.get(job.fault, FAULTS[HEALTHY])
     env = None if job.fault == "preset" else FaultyEnv(config.env.build("cpu"), fault, GOALS[job.task])
-    evaluations = Evaluations(config) if fault.lost_statistics else None
+    evaluated = fault.lost_statistics or job.fault == HEALTHY
+    evaluations = Evaluations(config, fault.lost_statistics) if evaluated else None
 
     def keep(report: Any, policy: Any) -> None:
         rows.append(dict(report.row()))

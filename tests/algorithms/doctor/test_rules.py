@@ -91,6 +91,7 @@ def rises(i):
         ("fell", rows_of(lambda i: 10.0 + 10.0 * i if i < 20 else 12.0)),
         ("collapse", rows_of(lambda i: 10.0 + i % 9, **{"policy/entropy": lambda i: 0.7 if i < 5 else 0.001})),
         ("eval_differs", rows_of(rises, **{"eval/return": 11.0})),
+        (None, rows_of(rises, **{"eval/return": lambda i: 9.0 + 4.0 * i})),
         ("acting_differs", rows_of(rises, **{"doctor/ratio_error": 0.05})),
         (
             "rate_jump",
@@ -112,3 +113,11 @@ def test_a_solved_task_is_healthy_whatever_its_kl():
     for row in rows:
         row["return"] = 12.0
     assert "large_updates" in [finding.rule for finding in diagnose_signals(Signals(SETTINGS, rows), TABLES)]
+
+
+def test_an_untrained_policy_that_always_succeeds_is_suspicious_and_a_trained_one_is_not():
+    settings = SETTINGS | {"success.min_return": -200.0, "algorithm.model.std.initial": 1.0}
+    rows = rows_of(rises, **{"success_rate": 1.0, "policy/std": 1.0})
+    assert [finding.rule for finding in diagnose_signals(Signals(settings, rows), TABLES)] == ["success_from_start"]
+    rows = rows_of(rises, **{"success_rate": 1.0, "policy/std": 0.4})
+    assert diagnose_signals(Signals(settings, rows), TABLES) == []

@@ -24,6 +24,8 @@ FLAT = 0.2
 LEARNED = 3.0
 """Gain of the mean return, in standard deviations of untrained episodes, that chance does not give."""
 SOLVED_RATE = 0.8
+ALWAYS = 0.95
+"""Rate of success of a task that needs no policy."""
 FAR_FROM_SOLVED = 0.1
 """Rate of success below which a return that no longer rises is not the best."""
 
@@ -198,7 +200,7 @@ class Signals:
         """True if episodes succeed, or the return has learned and is flat at its best."""
         success = self.recent("success_rate", 1)
         if len(success) and (success[-1] >= SOLVED_RATE or success[-1] < FAR_FROM_SOLVED):
-            return bool(success[-1] >= SOLVED_RATE)
+            return bool(success[-1] >= SOLVED_RATE) and not self.succeeds_untrained
         returns = self.known("return")
         if self.current_gain < LEARNED or self.fraction < 2 * FLAT:
             return False
@@ -209,6 +211,17 @@ class Signals:
             and returns[-1] >= returns.max() - 0.1 * climbed
             and before[-1] >= 0.8 * climbed + returns[0]
         )
+
+    @cached_property
+    def succeeds_untrained(self) -> bool:
+        """True if the returns of an untrained policy, whose std is the initial one, were all a success."""
+        success = self.known("success_rate")[:MIN_ROWS]
+        std = self.known("policy/std")
+        judged_by_return = math.isfinite(self.number("success.min_return")) and not self.self_play
+        if not judged_by_return or len(success) < MIN_ROWS or not len(std):
+            return False
+        untrained = abs(std[0] / self.number("algorithm.model.std.initial") - 1.0) < 0.05
+        return bool(untrained and success.min() >= ALWAYS)
 
     @cached_property
     def learned(self) -> bool:

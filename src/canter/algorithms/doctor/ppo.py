@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
+from canter.algorithms.doctor.findings import ALWAYS, Finding, Rules, Signals, median
 
 UPDATES = 5
 """Consecutive updates whose median counts."""
@@ -175,6 +175,23 @@ def entropy_bonus(signals: Signals) -> Finding | None:
     )
 
 
+def success_from_start(signals: Signals) -> Finding | None:
+    """The untrained policy always succeeds by its return."""
+    if signals.fraction < 0.05 or not signals.succeeds_untrained:
+        return None
+    rate = signals.known("success_rate")[0]
+    limit = signals.number("success.min_return")
+    return Finding(
+        "success_from_start",
+        "The untrained policy succeeds",
+        (signals.evidence("success_rate", rate, ALWAYS, float(signals.steps[0])),),
+        f"All episodes met success.min_return={limit:g} before anything was learned: the sign or the scale of the "
+        "reward, or that limit, is wrong.",
+        advice="check the sign of the reward: is the return larger if the agent does better? Then raise "
+        "success.min_return",
+    )
+
+
 def small_std(signals: Signals) -> Finding | None:
     """The noise of the actions was tiny from the start."""
     std = signals.known("policy/std")
@@ -280,6 +297,6 @@ def _short(value: float) -> float:
 PPO_RULES = Rules(
     environment=(no_effect,),
     scales=(reward_scale, obs_scale, small_std),
-    settings=(acting_differs, large_updates, small_updates, entropy_bonus, rate_jump),
+    settings=(acting_differs, large_updates, small_updates, entropy_bonus, rate_jump, success_from_start),
     symptoms=(blind_critic, collapse),
 )

@@ -195,6 +195,11 @@ LEARNED_BEFORE = 5.0
 """Gain of the best return, in standard deviations of untrained episodes, from which it may fall."""
 
 
+WORTH_EVALUATING = 2.0
+"""Gain in training from which three evaluations of a few episodes can show that half of it is lost."""
+HALF = 0.5
+
+
 def nothing_learned(signals: Signals) -> Finding | None:
     """The return is still that of the untrained policy, and no rule tells why."""
     if signals.fraction < NOTHING or signals.start is None or signals.solved:
@@ -215,11 +220,11 @@ def nothing_learned(signals: Signals) -> Finding | None:
 
 def eval_differs(signals: Signals) -> Finding | None:
     """Evaluations without noise earn far less than training."""
-    evaluations = signals.recent("eval/return", 2)
+    evaluations = signals.recent("eval/return", LOOKS)
     returns = signals.known("return")
-    if not len(evaluations) or signals.current_gain < LEARNED_BEFORE or signals.start is None:
+    if not len(evaluations) or signals.current_gain < WORTH_EVALUATING or signals.start is None:
         return None
-    limit = signals.start[0] + 0.3 * (returns[-1] - signals.start[0])
+    limit = signals.start[0] + HALF * (returns[-1] - signals.start[0])
     if evaluations.max() > limit:
         return None
     return Finding(
