@@ -73,7 +73,8 @@ def test_agents_share_the_state_of_their_environment(tmp_path):
     assert central.num_minibatches == 16 * N // 64, "of worlds, not of agents"
     assert central.agents == "first"
     phase = runner.agent.algorithm.phases["central_value"]
-    assert phase.stride == 2, "one sample of each world"
+    samples = {"value": torch.arange(4 * N).view(1, -1)}
+    assert torch.equal(phase.select(samples)["value"], samples["value"][:, ::2]), "one sample of each world"
     step = runner.agent.vec_env.groups(runner.agent.vec_env.env._obs())
     assert len(step["policy"]) == len(step["critic"]) == 2 * N
     assert torch.equal(step["critic"][0], step["critic"][1]) and not torch.equal(step["critic"][1], step["critic"][2])
@@ -82,10 +83,12 @@ def test_agents_share_the_state_of_their_environment(tmp_path):
 def test_a_recurrent_central_value_takes_rl_games_steps_with_parity():
     recurrent = CENTRAL | {"network": CENTRAL["network"] | {"rnn": {"name": "lstm", "units": 4, "layers": 1}}}
     given = rl_games(config__central_value_config=recurrent)
-    exact, theirs = import_config(given), import_config(given, parity=True)
-    assert theirs.config.algorithm.central_value.recurrence == "rl_games"
-    assert "takes two on the last one" in exact.report.text()
-    assert "takes two on the last one" not in theirs.report.text()
+    for agents in (1, 2):
+        exact, theirs = (import_config(given, parity=parity, agents=agents) for parity in (False, True))
+        assert theirs.config.algorithm.central_value.recurrence == "rl_games"
+        assert "takes two on the last one" in exact.report.text()
+        assert ("episode ends of other worlds" in exact.report.text()) == (agents == 2)
+        assert not any("worlds" in entry.why or "takes two" in entry.why for entry in theirs.report.entries)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,7 @@ NEEDED = [
     ("rl_games lstm central value, lstm", {"central_value.recurrence": "exact"}),
     ("rl_games lstm central value, layers only", {"central_value.recurrence": "exact"}),
     ("rl_games central value, two agents", {"central_value.agents": "all"}),
+    ("rl_games lstm central value, two agents", {"central_value.recurrence": "exact"}),
     ("rl_games 1.6.1, both normalisers, legacy adaptive", {"obs_statistics": "minibatch"}),
     ("rl_games 1.6.1, both normalisers, legacy adaptive", {"model.policy.normalizer.variance": "population"}),
     ("rl_games 1.6.1, both normalisers, legacy adaptive", {"model.value_normalizer.variance": "population"}),

@@ -316,6 +316,21 @@ CASES = {
         BOTH | CENTRAL | {"agents": 2},
         BOTH_HERE | CENTRAL_HERE | {"central_value.agents": "first", "central_value.num_minibatches": 1},
     ),
+    "rl_games lstm central value, two agents": _rlg(
+        BOTH | CENTRAL | CENTRAL_RNN | {"agents": 2},
+        BOTH_HERE
+        | CENTRAL_HERE
+        | CENTRAL_RNN_HERE
+        | {"central_value.agents": "first", "central_value.num_minibatches": 1},
+    ),
+    "rl_games lstm central value, lstm, two agents": _rlg(
+        BOTH | CENTRAL | CENTRAL_RNN | _rnn("lstm", False) | {"agents": 2},
+        BOTH_HERE
+        | CENTRAL_HERE
+        | CENTRAL_RNN_HERE
+        | _rnn_here("lstm", "after_mlp")
+        | {"central_value.agents": "first", "central_value.num_minibatches": 1},
+    ),
     "rl_games central value, actor without a value": _rlg(
         BOTH | CENTRAL | {"use_experimental_cv": False},
         BOTH_HERE | CENTRAL_HERE | {"central_value.actor_value": False},
@@ -349,7 +364,8 @@ def rollouts(case):
         "mask": mask,
         "choices": np.stack(drawn, -1) if drawn else np.zeros((*rows, 0), int),
     }
-    return found | {"states": found["states"][:, ::agents].repeat(agents, 1)}
+    shared = ("states", "terminated", "truncated") if agents > 1 else ()  # by the agents of a world
+    return found | {name: found[name][:, ::agents].repeat(agents, 1) for name in shared}
 
 
 def order(iteration, count):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
 from canter.core.registry import UserError
-from canter.core.struct import Metrics, TensorStruct, tree_leaves, tree_map
+from canter.core.struct import Metrics, TensorStruct, tree_leaves
 from canter.engines.base import UpdateResult
 from canter.functional.optimization import Shuffle, epoch_orders
 from canter.nn.optimizer import Optimizer
@@ -58,8 +58,8 @@ class Phase(Generic[Batch]):
     shuffle: Shuffle = "epoch"
     num_envs: int = 1
     """Number of environments that the sequences come from, for `shuffle="none"` and `blocks`."""
-    stride: int = 1
-    """Train on every `stride`-th sequence: with the number of agents, on the first of each world."""
+    select: Callable[[Batch], Batch] = field(default=lambda batch: batch)
+    """Returns the sequences of a batch that are trained on, those of `num_envs` environments."""
     blocks: int | None = None
     """Blocks of environments, over all ranks, that are shuffled separately; None for one per
     rank."""
@@ -79,7 +79,7 @@ class Phase(Generic[Batch]):
         batch before each epoch after the first; None uses the same batch throughout.
         """
         optimizer = self.optimizer
-        batch = self._strided(batch)
+        batch = self.select(batch)
         samples = self.source.begin(batch)
         orders = self._epoch_orders(batch)
         kl = torch.zeros((), device=self.generator.device) if kl is None else kl
@@ -90,7 +90,7 @@ class Phase(Generic[Batch]):
         steps = WeightedMean()
         for epoch in range(self.epochs):
             if refresh is not None and epoch > 0:
-                samples = self.source.begin(self._strided(refresh()))
+                samples = self.source.begin(self.select(refresh()))
             minibatches = self._minibatches(next(orders))
             counts = count_valid(batch, minibatches) if distributed.active() else None
             epoch_kl = WeightedMean()
@@ -126,17 +126,12 @@ class Phase(Generic[Batch]):
         logged = metrics | {f"{self.name}/{key}": value for key, value in own.items()}
         return UpdateResult(logged, metrics.get(KL))
 
-    def _strided(self, batch: Batch) -> Batch:
-        """Return the sequences `[L, S, ...]` that are trained on."""
-        return batch if self.stride == 1 else tree_map(lambda x: x[:, :: self.stride].contiguous(), batch)
-
     def _epoch_orders(self, batch: Batch) -> Iterator[Tensor]:
         """Return an iterator over the orders `[S]` of the sequences, one for each epoch."""
         sequences = tree_leaves(batch)[0].shape[1]
         if self.draw is not None and sequences % self.num_minibatches:
             raise UserError(f"{self.name}: num_minibatches={self.num_minibatches} must divide its {sequences} samples")
-        num_envs = self.num_envs // self.stride
-        return epoch_orders(self.shuffle, sequences, num_envs, self.generator, self.num_minibatches, self.blocks)
+        return epoch_orders(self.shuffle, sequences, self.num_envs, self.generator, self.num_minibatches, self.blocks)
 
     def _minibatches(self, order: Tensor) -> Tensor:
         """Return the sequences of each minibatch, `[M, B]`."""

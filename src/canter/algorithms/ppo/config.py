@@ -23,7 +23,8 @@ from canter.algorithms.ppo.rewards import RewardConfig
 from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.specs import Continuous, EnvSpec
-from canter.engines.base import BoundLossConfig, PPOLoss, ValueLoss
+from canter.core.struct import tree_map
+from canter.engines.base import BoundLossConfig, PPOBatch, PPOLoss, ValueLoss
 from canter.functional.optimization import Shuffle
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian
@@ -58,7 +59,8 @@ class CentralValueConfig:
     recurrence: Recurrence = "exact"
     """Recurrent state of the critic: one step per observation or, as in rl_games, a second step on
     the observation after each rollout. With a feed-forward policy rl_games also never clears the
-    state for values, and trains every sequence from zeros."""
+    state for values, and trains every sequence from zeros. With several agents to a world it
+    trains world w by the episode ends of environment w."""
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     """Optimiser of the critic. An adaptive learning rate follows the KL of the policy's phase."""
 
@@ -70,6 +72,15 @@ class CentralValueConfig:
     def stride(self, spec: EnvSpec) -> int:
         """Return the distance between environments that are trained on."""
         return spec.num_agents if self.agents == "first" else 1
+
+    def select(self, batch: PPOBatch, spec: EnvSpec) -> PPOBatch:
+        """Return the samples `[L, S, ...]` that are trained on."""
+        stride = self.stride(spec)
+        own = tree_map(lambda x: x[:, ::stride].contiguous(), batch)
+        if stride == 1 or self.recurrence == "exact":
+            return own
+        chunks = batch.reset.unflatten(1, (-1, spec.num_envs))
+        return replace(own, reset=chunks[:, :, : spec.num_envs // stride].flatten(1))
 
     def loss_of(self, loss: PPOLoss) -> PPOLoss:
         """Return the critic's part of PPO's loss, with the settings that are overridden here."""

@@ -155,10 +155,9 @@ class PPO(Algorithm[PPORecord]):
         self.estimator.engine = self.engines.get("central_value", self.engines["policy"]).engine
         phases = {"policy": self._build_phase(self.config, self.engine, "optim")}
         phases["policy"].target_kl = self.config.target_kl or math.inf
-        if self.config.central_value is not None:
-            phases["central_value"] = self._build_phase(
-                self.config.central_value, self.estimator.engine, "central_value"
-            )
+        if (central := self.config.central_value) is not None:
+            phases["central_value"] = self._build_phase(central, self.estimator.engine, "central_value")
+            phases["central_value"].select = partial(central.select, spec=self.spec)
         self.phases = self.extensions.add_phases(phases)
         for phase in self.phases.values():
             if phase.num_envs == self.spec.num_envs:  # its sequences are those of the environments
@@ -168,7 +167,8 @@ class PPO(Algorithm[PPORecord]):
         """Build an optimisation phase: epochs, minibatches and shuffling from the settings."""
         config = self.config
         stride = passes.stride(self.spec) if isinstance(passes, CentralValueConfig) else 1
-        block = check_blocks(config.shuffle_blocks, self.spec.num_envs // stride)
+        num_envs = self.spec.num_envs // stride
+        block = check_blocks(config.shuffle_blocks, num_envs)
         check_batch(
             self.horizon,
             block,
@@ -184,8 +184,8 @@ class PPO(Algorithm[PPORecord]):
             self.shuffle_rng,
             name=name,
             shuffle=config.shuffle,
-            num_envs=self.spec.num_envs,
-            stride=stride,
+            num_envs=num_envs,
+            blocks=config.shuffle_blocks,
         )
 
     def empty_record(self) -> PPORecord:

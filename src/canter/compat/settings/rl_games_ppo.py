@@ -288,11 +288,9 @@ def central_value(s: Section) -> None:
         s.set("central_value.agents", "first")
     if s.run.root.has_section(f"{CENTRAL}.network.rnn"):
         why = "one step of the recurrent state per observation; rl_games takes two on the last one of a rollout"
-        s.own_form("", {"central_value.recurrence": "rl_games"}, why)
         if s.run.agents > 1:
-            s.difference(
-                "episode ends of each world; rl_games takes those of other worlds for a recurrent central value"
-            )
+            why += ", and trains with the episode ends of other worlds"
+        s.own_form("", {"central_value.recurrence": "rl_games"}, why)
     key = "use_experimental_cv"
     trained = read.flag(s, key, is_continuous(s.run))
     shown = key if s.has(key) else ""
