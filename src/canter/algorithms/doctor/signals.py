@@ -23,6 +23,8 @@ from canter.nn.distributions import Categorical
 PREFIX = "doctor/"
 MIN_TRANSITIONS = 64
 """Rollouts with fewer have no statistics worth reading."""
+ENOUGH_TRANSITIONS = 4096
+"""Observations and actions of more are not measured: the first environments have as many."""
 MIN_ENVS = 8
 """With fewer environments none can be called an exception."""
 OUTLIER = 3.0
@@ -42,10 +44,15 @@ def rollout_signals(rollout: Rollout[Any]) -> Metrics:
         "reward_min": torch.where(valid, rollout.reward, torch.inf).amin(),
         "reward_max": torch.where(valid, rollout.reward, -torch.inf).amax(),
         "reward_nonzero": (reward != 0).sum() / valid.sum().clamp(min=1),
-        **_observations(rollout),
+        **_observations(first_environments(rollout)),
         **_exception(reward.sum(0) / valid.sum(0).clamp(min=1)),
     }
     return finite(signals)
+
+
+def first_environments(rollout: Rollout[Any]) -> Rollout[Any]:
+    """Return views of the environments that have `ENOUGH_TRANSITIONS` together."""
+    return rollout[:, : -(-ENOUGH_TRANSITIONS // rollout.horizon)]
 
 
 def finite(signals: Mapping[str, Tensor]) -> Metrics:
@@ -104,6 +111,7 @@ def policy_signals(policy: Policy, rollout: Rollout[Any]) -> Metrics:
     The ratio compares the policy that is about to learn with the recorded one, in the first step.
     The record has `action` and `dist_params` `[T, N, ...]`.
     """
+    rollout = first_environments(rollout)
     record = rollout.record
     distribution = policy.distribution
     space = policy.spec.action
