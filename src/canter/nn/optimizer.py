@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -171,11 +171,11 @@ class MemberOptimizer:
     """
 
     def __init__(self, parameters: dict[str, Tensor], configs: Sequence[OptimizerConfig]) -> None:
-        self.schedules = [config.learning_rate for config in configs]
+        schedules = [config.learning_rate for config in configs]
         config = configs[0]
         members = len(configs)
         flat = torch.cat([parameter.reshape(members, -1) for parameter in parameters.values()], 1)
-        rates = [schedule.initial for schedule in self.schedules]
+        rates = [schedule.initial for schedule in schedules]
         self.adam = AdamGroup(
             flat=flat,
             gradient=torch.zeros_like(flat),
@@ -189,6 +189,7 @@ class MemberOptimizer:
             max_norm=config.max_grad_norm,
             coupled=config.weight_decay_form == "coupled",
         )
+        self.schedules = MemberSchedules(schedules, self.adam.learning_rate)
         parts = flat.split([parameter[0].numel() for parameter in parameters.values()], 1)
         self.parameters = {
             name: part.detach().view(parameter.shape).requires_grad_()
@@ -207,11 +208,11 @@ class MemberOptimizer:
 
     def schedule_(self, progress: Tensor) -> None:
         """Set the learning rates at the start of an iteration; constant ones stay as they are."""
-        schedule_rows_(self.schedules, self.adam.learning_rate, progress)
+        self.schedules.set_(progress)
 
     def observe_(self, kl: Tensor, event: Event) -> None:
         """Adapt each learning rate to the KL `[P]` of its member."""
-        self.schedules[0].observe_(self.adam.learning_rate, kl, event)
+        self.schedules.observe_(kl, event)
 
     def learning_rates(self) -> dict[str, Tensor]:
         """Return the current learning rates `[P]`, for the log."""
@@ -222,14 +223,31 @@ class MemberOptimizer:
         return {name: getattr(self.adam, name) for name in ("learning_rate", "step", "exp_avg", "exp_avg_sq")}
 
 
-def schedule_rows_(schedules: Sequence[AnySchedule], values: Tensor, progress: Tensor) -> None:
-    """Set the value `[P]` of each schedule at the start of an iteration.
+class MemberSchedules:
+    """Schedules of one kind, with the same settings but the first value, for values `[P]` of members."""
 
-    Constant ones are left alone, so that a value that was changed meanwhile stays.
-    """
-    for schedule, value in zip(schedules, values.unbind(), strict=True):
-        if not isinstance(schedule, Constant):
-            schedule.set_(value, progress)
+    def __init__(self, schedules: Sequence[AnySchedule], values: Tensor) -> None:
+        self.schedules = schedules
+        self.values = values
+        """The values, which are changed in place."""
+        first = schedules[0]
+        self.together = replace(first, start=values.clone()) if isinstance(first, Linear | StepAt) else None  # pyright: ignore
+        """The schedule of all values at once, if there is one."""
+
+    def set_(self, progress: Tensor) -> None:
+        """Set the values at the start of an iteration.
+
+        Constant ones are left alone, so that a value that was changed meanwhile stays.
+        """
+        if self.together is not None:
+            self.together.set_(self.values, progress)
+        elif not isinstance(self.schedules[0], Constant):
+            for schedule, value in zip(self.schedules, self.values.unbind(), strict=True):
+                schedule.set_(value, progress)
+
+    def observe_(self, kl: Tensor, event: Event) -> None:
+        """Adapt each value to the KL `[P]` of its member."""
+        self.schedules[0].observe_(self.values, kl, event)
 
 
 class AveragedPolicy:

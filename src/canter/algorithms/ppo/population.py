@@ -37,7 +37,7 @@ from canter.engines.choose import EngineName
 from canter.envs.tensor import TensorEnv
 from canter.functional.optimization import take_sequences
 from canter.nn.actor_critic import Policy
-from canter.nn.optimizer import MemberOptimizer, schedule_rows_
+from canter.nn.optimizer import MemberOptimizer, MemberSchedules
 
 
 class MemberEngine(AutogradEngine):
@@ -116,6 +116,8 @@ class PopulationPPO(Algorithm[PPORecord]):
             for name in numbers_of(self.configs[0])
         }
         """Settings `[P]` on the device: they may change during a run, also if it is captured."""
+        entropy = [config.entropy_coef for config in self.configs]
+        self.entropy_schedules = MemberSchedules(entropy, self.settings["entropy_coef"])
         self.configured = tree_map(torch.clone, self.numbers)
         """The same and the learning rates, as the run's settings have them."""
         self.policy_kl = torch.zeros(self.size, device=device)
@@ -223,7 +225,7 @@ class PopulationPPO(Algorithm[PPORecord]):
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve every member on its part of the rollout; return metrics, the means over members."""
-        schedule_rows_([config.entropy_coef for config in self.configs], self.settings["entropy_coef"], self.progress)
+        self.entropy_schedules.set_(self.progress)
         self.optimizer.schedule_(self.progress)
         self._count_episodes(rollout)
         parts = self._by_member(rollout, 1)
