@@ -31,7 +31,7 @@ PRESETS = FIT_PRESETS | REPORT_PRESETS
 RULES = Path(doctor.__file__).parent
 MORE_ENVS = 16
 """A broken environment is one of 16 at least."""
-EVALUATIONS = 20
+EVALUATIONS = 12
 EVALUATED_EPISODES = 4
 LAST = 0.15
 """Share of a run, at its end, whose episodes are its return."""
@@ -78,7 +78,7 @@ def config_of(job: Job) -> TrainConfig:
 
 
 class Evaluations:
-    """Evaluates every 20th of a run and notes the return in the row.
+    """Evaluates every 12th of a run and notes the return in the row.
 
     With `lost`, the policy that is evaluated has the statistics of an untrained normaliser.
     """

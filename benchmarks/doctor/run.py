@@ -27,7 +27,6 @@ from jobs import Job, read_outcome, write_outcome
 from judge import judge_fit, judge_report, repair_of
 from store import store
 from tasks import (
-    COST,
     FIT_PRESETS,
     FIT_SEEDS,
     FIT_TASKS,
@@ -35,6 +34,7 @@ from tasks import (
     REPORT_PRESETS,
     REPORT_SEEDS,
     REPORT_TASKS,
+    seconds_of,
 )
 
 from faults import CONTINUOUS, DISCRETE, FAULTS, HEALTHY
@@ -91,10 +91,10 @@ def train_all(arguments: argparse.Namespace) -> None:
         for stage in arguments.what:
             jobs = [job for job in jobs_of(stage, folders) if wanted(job, arguments)]
             jobs = [job for job in jobs if read_outcome(folders, job) is None]
-            for job in sorted(jobs, key=lambda job: -COST.get(job.task, 5)):
+            for job in sorted(jobs, key=lambda job: -seconds_of(job.task, job.fault)):
                 if len(running) >= arguments.jobs:
                     collect(running, end)
-                if time.monotonic() + COST.get(job.task, 5) + OVERHEAD < end:
+                if time.monotonic() + seconds_of(job.task, job.fault) + OVERHEAD < end:
                     running[pool.submit(write_outcome, arguments.out, job)] = job
             while running and stage == "report" and "restore" in arguments.what:
                 collect(running, end)

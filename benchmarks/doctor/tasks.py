@@ -10,25 +10,25 @@ _PASSES = {"env.num_envs": 8, "algorithm.horizon": 256, "algorithm.num_minibatch
 _ROBOT = {"env.num_envs": 64, "algorithm.horizon": 32, "algorithm.epochs": 5, "algorithm.model.std.initial": 0.5}
 _SYNC = {"env.vectorization": "sync"}
 FIT_TASKS: dict[str, dict[str, Any]] = {
-    "Acrobot-v1": {"total_steps": 120_000},
+    "Acrobot-v1": {"total_steps": 80_000},
     "MountainCarContinuous-v0": {"total_steps": 100_000},
     "InvertedPendulum-v5": {"total_steps": 60_000, **_PASSES, **_LINEAR, **_SYNC},
-    "HalfCheetah-v5": {"total_steps": 100_000, **_SYNC},
+    "HalfCheetah-v5": {"total_steps": 60_000, **_SYNC},
     "tensor:cartpole": {"total_steps": 100_000, "env.num_envs": 16, "algorithm.horizon": 64, **_FAST},
-    "tensor:swimmer": {"total_steps": 150_000, **_ROBOT, **_LINEAR},
+    "tensor:swimmer": {"total_steps": 80_000, **_ROBOT, **_LINEAR},
 }
 """Settings beside the preset's, or the defaults."""
 REPORT_TASKS: dict[str, dict[str, Any]] = {
     "CartPole-v1": {"total_steps": 80_000},
     "Pendulum-v1": {"total_steps": 160_000},
-    "Hopper-v5": {"total_steps": 150_000, **_SYNC},
-    "tensor:quadrotor": {"total_steps": 300_000, **_ROBOT, **_LINEAR},
+    "Hopper-v5": {"total_steps": 120_000, **_SYNC},
+    "tensor:quadrotor": {"total_steps": 160_000, **_ROBOT, **_LINEAR},
 }
 FIT_PRESETS: dict[str, dict[str, Any]] = {
     "Acrobot": {},
     "MountainCarContinuous": {},
-    "Walker2d": {"total_steps": 200_000, **_SYNC},
-    "HalfCheetah": {"total_steps": 200_000, **_SYNC},
+    "Walker2d": {"total_steps": 100_000, **_SYNC},
+    "HalfCheetah": {"total_steps": 100_000, **_SYNC},
     "tensor:swimmer": {},
     "tensor:cartpole-distillation": {},
 }
@@ -43,13 +43,13 @@ REPORT_PRESETS: dict[str, dict[str, Any]] = {
     "quadrotor-symmetry": {},
     "quadrotor-central-value": {},
     "Pendulum-sac": {},
-    "tensor:maze": {"total_steps": 500_000},
-    "InvertedDoublePendulum": {"total_steps": 300_000, **_SYNC},
-    "Pusher": {"total_steps": 200_000, **_SYNC},
-    "Swimmer": {"total_steps": 200_000, **_SYNC},
+    "tensor:maze": {"total_steps": 300_000},
+    "InvertedDoublePendulum": {"total_steps": 150_000, **_SYNC},
+    "Pusher": {"total_steps": 100_000, **_SYNC},
+    "Swimmer": {"total_steps": 100_000, **_SYNC},
 }
 """Presets whose healthy runs must have no finding; a budget is shorter than the preset's where it is given."""
-FIT_SEEDS = (0, 1)
+FIT_SEEDS = (1000, 1001)
 REPORT_SEEDS = (200, 201, 202)
 MORE_HEALTHY = (203, 204, 205)
 """Further healthy runs of the report's tasks: their mean is what a restored run is compared with."""
@@ -66,5 +66,28 @@ GOALS = {
     "tensor:quadrotor": 300.0,
 }
 """Return from which an episode of the sparse task counts as a success; far beyond an untrained policy."""
-COST = {"Hopper-v5": 40, "HalfCheetah-v5": 30, "tensor:quadrotor": 15, "Pendulum-v1": 10, "InvertedPendulum-v5": 8}
-"""Seconds of a run, roughly: long ones start first."""
+COST = {
+    "Hopper-v5": 30,
+    "HalfCheetah-v5": 16,
+    "Pendulum-v1": 15,
+    "tensor:swimmer": 14,
+    "tensor:quadrotor": 10,
+    "InvertedPendulum-v5": 10,
+    "Acrobot-v1": 7,
+    "Pendulum-sac": 60,
+    "quadrotor-central-value": 50,
+    "Walker2d": 30,
+    "HalfCheetah": 30,
+    "InvertedDoublePendulum": 25,
+    "tensor:maze": 25,
+    "Pusher": 20,
+    "Swimmer": 20,
+}
+"""Seconds of a run, roughly, 5 if not given: long ones start first."""
+SLOW = {"epochs 40": 4.0, "lost statistics": 1.5, "healthy": 1.5}
+"""Factors of the seconds of a run with that fault."""
+
+
+def seconds_of(task: str, fault: str) -> float:
+    """Return about how long a run takes."""
+    return COST.get(task, 5) * SLOW.get(fault, 1.0)
