@@ -20,7 +20,7 @@ LAST_LINES = {
     "self_play": r"all of them +rock 0\.[23]\d  paper 0\.[234]\d  scissors 0\.[234]\d",
     "queue_network": r"cost per unit of time: [23]\.\d+ \+- 0\.\d+",
     "export_onnx": r"cartpole\.onnx: at most \de[+-]\d+ from the policy; return \d+",
-    "policy_to_c": r"cartpole\.h, cartpole\.npz, cartpole\.yaml; return [2-5]\d\d",
+    "policy_to_c": r"cartpole\.h, cartpole\.npz, cartpole\.contract\.yaml; return [2-5]\d\d",
     "control_loop": r"balanced for \d+ steps, \d+ microseconds each",
 }
 """The last line that each example prints after it has learned."""

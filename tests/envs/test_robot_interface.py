@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import mujoco
 import torch
 
 from canter.core.interface import Joint
@@ -62,6 +63,7 @@ def test_managers_name_terms_components_units_and_scaling():
     assert (vel.components, vel.unit, vel.scale) == (("x", "y", "z"), "m/s", (2.0,))
     assert (pos.components, pos.size, pos.history) == (("knee", "ankle"), 4, 2)
     assert act.components == ("hip", "knee")
+    assert (vel.source, pos.source, act.source, own.source) == ("base_lin_vel", "joint_pos_rel", "last_action", None)
     assert (own.components, own.unit, own.low, own.high) == (None, None, (-5.0,), (5.0,))
     (legs,) = interface.action
     assert (legs.components, legs.scale, legs.offset) == (("hip", "knee"), (0.5, 0.25), (0.1, -0.9))
@@ -78,3 +80,28 @@ def test_an_environment_without_managers_is_unknown():
     interface = read(env)
     assert (interface.obs, interface.action, interface.joints) == ({}, None, None)
     assert interface.control_period == 0.02
+
+
+def test_sensors_and_velocity_commands_are_named():
+    model = mujoco.MjModel.from_xml_string(
+        "<mujoco><worldbody><body><geom size='1'/><joint/><site name='imu'/></body></worldbody>"
+        "<sensor><gyro name='robot/imu_gyro' site='imu'/><touch name='robot/touch' site='imu'/></sensor></mujoco>"
+    )
+    terms = {
+        "gyro": observation("builtin_sensor", sensor_name="robot/imu_gyro"),
+        "touch": observation("builtin_sensor", sensor_name="robot/touch"),
+        "command": observation("generated_commands", command_name="twist"),
+        "other": observation("generated_commands", command_name="pose"),
+    }
+    env = managers()
+    env.observation_manager.active_terms = {"actor": list(terms)}
+    env.observation_manager.group_obs_term_dim = {"actor": [(3,), (1,), (3,), (3,)]}
+    env.observation_manager._group_obs_term_cfgs = {"actor": list(terms.values())}
+    env.sim = SimpleNamespace(mj_model=model)
+    commands = {"twist": type("UniformVelocityCommand", (), {})(), "pose": object()}
+    env.command_manager = SimpleNamespace(get_term=commands.get)
+    gyro, touch, command, other = read(env).obs["actor"]
+    assert (gyro.source, gyro.components, gyro.unit) == ("sensor imu_gyro", ("x", "y", "z"), "rad/s")
+    assert (touch.source, touch.components, touch.unit) == ("sensor touch", None, None)
+    assert (command.source, command.components) == ("command twist", ("lin_vel_x", "lin_vel_y", "ang_vel_z"))
+    assert (other.source, other.components, other.unit) == ("command pose", None, None)

@@ -65,6 +65,8 @@ def test_a_contract_says_what_is_declared_and_what_is_unknown():
         "default_position": -0.2,
         "stiffness": "unknown",
         "damping": "unknown",
+        "effort_limit": "unknown",
+        "armature": "unknown",
     }
     _, bare = contract_of(Interface())
     assert bare["observations"][0]["terms"] == bare["action"]["terms"] == bare["joints"] == "unknown"

@@ -40,6 +40,9 @@ class Signal:
     """Upper bound of the clipping; infinity for none."""
     history: int | None = None
     """Frames, the oldest first; 1 for the present one alone."""
+    source: str | None = None
+    """Origin of an observation: a function of mjlab and Isaac Lab such as joint_pos_rel,
+    `sensor NAME` or `command NAME`."""
 
     def __post_init__(self) -> None:
         """Raise UserError for a number of names or values that does not fit the size."""
@@ -71,6 +74,10 @@ class Joint:
     """Position gain of its motor."""
     damping: float | None = None
     """Velocity gain of its motor."""
+    effort_limit: float | None = None
+    """Largest torque or force of its motor, in N m or N."""
+    armature: float | None = None
+    """Inertia of its rotor, seen from the joint, in kg m^2 or kg."""
 
 
 @dataclass(frozen=True, kw_only=True)

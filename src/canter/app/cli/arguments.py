@@ -133,6 +133,12 @@ EXPORT_ARGUMENTS = (
         EXPORT_OBSERVATIONS,
     ),
 )
+SIM2SIM_ARGUMENTS = (
+    Argument("MODEL", "XML file of the robot in MuJoCo, with the joint names of the contract", type=Path),
+    Argument("--to", "simulator to run in: mujoco, on the CPU", "NAME", one_of("mujoco"), "mujoco"),
+    Argument("--robots", "robots, each with commands of its own (default 16)", "N", positive_int, 16),
+    Argument("--seconds", "seconds of each robot (default 10)", "N", positive_int, 10),
+)
 PBT_ARGUMENTS = (
     Argument("--pbt", "train a population; also the section pbt of a settings file of rl_games or Isaac Lab"),
     Argument("--pbt.members", "runs of the population (default 8)", "N", positive_int),

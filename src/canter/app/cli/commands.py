@@ -16,6 +16,7 @@ from canter.app.cli.arguments import (
     OUTPUT_ARGUMENTS,
     PBT_ARGUMENTS,
     RUN,
+    SIM2SIM_ARGUMENTS,
     TRAIN_ARGUMENTS,
     run_dir,
 )
@@ -251,6 +252,18 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
         description="Write a policy as ONNX, torch.export, C or NumPy files that run without Canter. Each file is run\n"
         "on real observations and kept only if its actions equal the policy's. The policy's contract, a YAML file,\n"
         "says what the numbers mean.",
+        epilog=POLICY_EPILOG,
+        settings=SettingFlags(ENV_FLAG, section="env."),
+    ),
+    "sim2sim": Command(
+        "policies:sim2sim_command",
+        "Run an exported policy in plain MuJoCo, and compare its tracking with the training simulator's.",
+        "RUN [--to mujoco] MODEL.xml [--robots N] [--seconds N] [--policy NAME] [--env.KEY VALUE ...]",
+        (*POLICY_ARGUMENTS, *SIM2SIM_ARGUMENTS),
+        description="""\
+Run the C header of a policy in plain MuJoCo on the CPU, with joints, gains, default pose, action scale and time steps
+of its contract, and compare how it tracks the velocity commands of the training simulator. The header is exported if
+the run has none. Names that differ are refused.""",
         epilog=POLICY_EPILOG,
         settings=SettingFlags(ENV_FLAG, section="env."),
     ),

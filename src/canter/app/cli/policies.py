@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from canter.app.cli.arguments import EXPORT_OBSERVATIONS
 from canter.app.cli.commands import PLAY_MAX_STEPS, STDOUT
 from canter.app.cli.opening import Adapt, OpenEnv, OpenPolicy, open_policy, open_without_policy
 from canter.app.cli.parser import UsageError
@@ -25,7 +26,7 @@ from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
-from canter.play.contract import contract_file, write_leapp
+from canter.play.contract import contract_file, read_contract, write_leapp
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 from canter.play.latency import measure_latency
@@ -276,6 +277,33 @@ def export_command(arguments: argparse.Namespace) -> None:
         print(f"{write_leapp(files['onnx'])}: the ONNX file for LEAPP")
     if arguments.bench:
         print_latency(files, opened.policy, inputs)
+
+
+def sim2sim_command(arguments: argparse.Namespace) -> None:
+    """Run an exported policy in plain MuJoCo, and compare its tracking with the training simulator's."""
+    try:
+        from canter.app import sim2sim
+    except ImportError as error:
+        raise ImportError(f'canter sim2sim needs MuJoCo: pip install "canter[mujoco]" ({error})') from error
+
+    def adapt(env: EnvConfig) -> EnvConfig:
+        options = {"play": True, **env.options} if env.id.startswith("mjlab:") else env.options
+        return replace(env, num_envs=arguments.robots, options=options)
+
+    with open_policy(arguments, adapt) as opened:
+        header = export_files(opened, None, ["c"], "")["c"]
+        if not header.exists():
+            inputs = collect_inputs(opened.policy, opened.env, EXPORT_OBSERVATIONS, opened.eval_seed)
+            export_policy(with_interface(opened.policy, opened.env.spec.interface), header, "c", *inputs)
+        contract = read_contract(contract_file(header))
+        sim2sim.check_contract(contract, opened.env.spec.interface)
+        sim2sim.build_model(contract, arguments.model)  # refuses other names before the simulation
+        print(f"Running {header} in {opened.env_text} and in {arguments.model}")
+        terms = sim2sim.VelocityTerms.find(opened.env.spec.interface)
+        steps = round(arguments.seconds / contract["control_period"])
+        commands, trained = sim2sim.record_training(opened.policy, opened.env, steps, opened.eval_seed)
+    tracked = sim2sim.run_robots(header, arguments.model, commands, terms)
+    print(sim2sim.compare_tracking(trained, tracked))
 
 
 def with_interface(policy: Policy, interface: Interface) -> Policy:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -26,6 +27,10 @@ JOINT_TERMS = {
 """Observation functions of both simulators with a component for each joint, and their units."""
 AXIS_TERMS = {"base_lin_vel": "m/s", "base_ang_vel": "rad/s", "projected_gravity": "1"}
 """Observation functions with a component for each axis of the base, and their units."""
+SENSORS = {"gyro": "rad/s", "velocimeter": "m/s", "accelerometer": "m/s^2"}
+"""Sensors of MuJoCo with a component for each axis of their site, and their units."""
+VELOCITY_COMMAND = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
+"""Components of the velocity commands of both simulators, in m/s and rad/s along the axes of the base."""
 COMMANDS = {
     "JointPositionAction": "rad (m for a sliding joint)",
     "RelativeJointPositionAction": "rad (m for a sliding joint), added to the measured position",
@@ -80,14 +85,16 @@ def _read_term(env: Any, name: str, shape: tuple[int, ...], cfg: Any) -> Signal:
     size = math.prod(shape)
     history = max(1, int(cfg.history_length or 0))
     frame = size // history
-    components, unit = _describe_function(env, cfg, frame)
+    source, components, unit = _describe_function(env, cfg)
+    known = components is not None and len(components) == frame
     clip = (-math.inf, math.inf) if cfg.clip is None else cfg.clip
     scale = (1.0,) if cfg.scale is None else _floats(cfg.scale)
     return Signal(
         name=name,
         size=size,
-        components=components,
+        components=components if known else None,
         unit=unit,
+        source=source,
         scale=scale if len(scale) in (1, frame) else None,
         offset=(0.0,),
         low=(float(clip[0]),),
@@ -96,12 +103,12 @@ def _read_term(env: Any, name: str, shape: tuple[int, ...], cfg: Any) -> Signal:
     )
 
 
-def _describe_function(env: Any, cfg: Any, frame: int) -> tuple[tuple[str, ...] | None, str | None]:
-    """Return the components and the unit of an observation function of the simulator itself."""
+def _describe_function(env: Any, cfg: Any) -> tuple[str | None, tuple[str, ...] | None, str | None]:
+    """Return source, components and unit of an observation function of the simulator itself."""
     function = vars(cfg.func).get("__wrapped__", cfg.func) if callable(cfg.func) else cfg.func
     module, name = function.__module__, function.__name__
     if not module.startswith(("mjlab.envs.mdp", "isaaclab.envs.mdp")):
-        return None, None
+        return None, None, None
     components: tuple[str, ...] | None = None
     if name in JOINT_TERMS:
         asset = cfg.params.get("asset_cfg")
@@ -112,8 +119,21 @@ def _describe_function(env: Any, cfg: Any, frame: int) -> tuple[tuple[str, ...] 
         components = tuple(joint for signal in _read_action(env) for joint in signal.components or ())
     elif name in AXIS_TERMS:
         components = AXES
-    unit = {**JOINT_TERMS, **AXIS_TERMS}.get(name)
-    return (components if components is not None and len(components) == frame else None), unit
+    elif name == "builtin_sensor":
+        return _describe_sensor(env, cfg.params["sensor_name"])
+    elif name == "generated_commands":
+        command = cfg.params["command_name"]
+        uniform = type(env.command_manager.get_term(command)).__name__ == "UniformVelocityCommand"
+        return f"command {command}", VELOCITY_COMMAND if uniform else None, "m/s and rad/s" if uniform else None
+    return name, components, {**JOINT_TERMS, **AXIS_TERMS}.get(name)
+
+
+def _describe_sensor(env: Any, name: str) -> tuple[str, tuple[str, ...] | None, str | None]:
+    """Return source, components and unit of a sensor of the MuJoCo model."""
+    sensor = env.sim.mj_model.sensor(name)
+    kind = import_module("mujoco").mjtSensor(int(sensor.type[0])).name.removeprefix("mjSENS_").lower()
+    unit = SENSORS.get(kind)
+    return f"sensor {name.split('/')[-1]}", None if unit is None else AXES, unit
 
 
 def _read_action(env: Any) -> tuple[Signal, ...]:
@@ -145,6 +165,8 @@ def _read_joints(env: Any) -> tuple[Joint, ...]:
         columns |= {
             "stiffness": _row(robot.data.default_joint_stiffness),
             "damping": _row(robot.data.default_joint_damping),
+            "effort_limit": _row(robot.data.joint_effort_limits),
+            "armature": _row(robot.data.joint_armature),
         }
     with suppress(*MISSING):
         gains = _mujoco_gains(env, robot)
@@ -154,14 +176,20 @@ def _read_joints(env: Any) -> tuple[Joint, ...]:
 
 
 def _mujoco_gains(env: Any, robot: Any) -> dict[str, dict[str, float]]:
-    """Return stiffness and damping of the joints that a position actuator of MuJoCo moves."""
+    """Return the motors of the joints that a position actuator of MuJoCo moves."""
     model = env.sim.mj_model
     gains: dict[str, dict[str, float]] = {}
     for actuator in robot.spec.actuators:
         gain = float(model.actuator_gainprm[actuator.id, 0])
         bias = model.actuator_biasprm[actuator.id]
         if gain and float(bias[1]) == -gain:  # force = gain * (target - position) - damping * velocity
-            gains[actuator.target.split("/")[-1]] = {"stiffness": gain, "damping": -float(bias[2])}
+            limited = model.actuator_forcelimited[actuator.id]
+            gains[actuator.target.split("/")[-1]] = {
+                "stiffness": gain,
+                "damping": -float(bias[2]),
+                "effort_limit": float(model.actuator_forcerange[actuator.id, 1]) if limited else math.inf,
+                "armature": float(model.dof_armature[model.joint(actuator.target).dofadr[0]]),
+            }
     return gains
 
 
