@@ -85,7 +85,7 @@ class Table:
 
     def score(self, task: str, outcome: dict[str, Any] | None) -> float | None:
         """Return the gain over an untrained policy as a share of the healthy runs' mean gain; None if unknown."""
-        healthy = [outcome for _, outcome, _ in self.runs[HEALTHY, task] if "last" in outcome]
+        healthy = [outcome for _, outcome, _ in self.runs.get((HEALTHY, task), []) if "last" in outcome]
         if not healthy or outcome is None:
             return None
         if "last" not in outcome:
@@ -96,7 +96,7 @@ class Table:
 
     def harms(self, fault: str, task: str) -> bool:
         """Return whether a fault has an effect: its runs reach on average less than 90 % of the healthy gain."""
-        scores = [self.score(task, outcome) for _, outcome, _ in self.runs[fault, task]]
+        scores = [self.score(task, outcome) for _, outcome, _ in self.runs.get((fault, task), [])]
         known = [score for score in scores if score is not None]
         return not known or statistics.mean(known) < EFFECT
 
@@ -169,10 +169,22 @@ def repairs_of(table: Table, folders: list[Path]) -> dict[Job, float | None]:
 
 
 def repair_summary(table: Table, repairs: dict[Job, float | None]) -> dict[str, Any]:
-    """Return how many runs and how many pairs of fault and task were restored."""
+    """Return how many runs and how many pairs of fault and task were restored.
+
+    A fault of the environment is repaired by removing it, which leaves the healthy run: such a run counts as
+    restored in `named_or_restored_runs` if the fault was named, and not at all in the other counts.
+    """
     cases: dict[tuple[str, str], list[float]] = defaultdict(list)
     for job, score in repairs.items():
         cases[job.fault, job.task].append(score or 0.0)
+    named = [
+        diagnosis.named is not None
+        for (fault, task), runs in table.runs.items()
+        if fault not in (HEALTHY, "preset") and not FAULTS[fault].repair | FAULTS[fault].refused
+        if table.harms(fault, task)
+        for _, _, diagnosis in runs
+    ]
+    restored = sum((score or 0.0) >= EFFECT for score in repairs.values())
     healthy = [
         score
         for (fault, task), runs in table.runs.items()
@@ -182,9 +194,12 @@ def repair_summary(table: Table, repairs: dict[Job, float | None]) -> dict[str, 
     ]
     return {
         "repairable_runs": len(repairs),
-        "restored_runs": sum((score or 0.0) >= EFFECT for score in repairs.values()),
+        "restored_runs": restored,
         "repairable_cases": len(cases),
         "restored_cases": sum(statistics.mean(scores) >= EFFECT for scores in cases.values()),
+        "unrepairable_runs": len(named),
+        "named_unrepairable_runs": sum(named),
+        "named_or_restored_runs": f"{restored + sum(named)} of {len(repairs) + len(named)}",
         "healthy_runs_with_that_score": f"{sum(score >= EFFECT for score in healthy)} of {len(healthy)}",
     }
 
@@ -209,7 +224,7 @@ def summary_of(table: Table) -> dict[str, Any]:
         "faulty_runs": len(named),
         "found": len(found),
         "recall": rounded(len(found) / max(len(named), 1)),
-        "found_before_15_percent": sum(at < EARLY for at in found),
+        "found_before_15_percent": rounded(sum(at < EARLY for at in found) / max(len(named), 1)),
         "median_fraction_of_budget": rounded(statistics.median(found)) if found else None,
         "refused_before_the_start": refused,
         "runs_without_effect": len(without),
