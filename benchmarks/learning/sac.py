@@ -9,6 +9,7 @@
 PPO's preset in the same way, for comparison. One JSON file per task and preset in `results/sac/`, written after every
 run; runs that are in it are not repeated. The curve is of evaluations: the mean of 10 new episodes without noise, of
 which the time is not counted. `evaluation_return` is the mean of 50 at the end.
+`--limit-seconds` ends each run early; its steps are in `env_steps`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ def run(task: dict[str, Any]) -> dict[str, Any]:
     with canter.Trainer(config) as trainer:
         per_iteration = trainer.algorithm.horizon * config.env.num_envs
         chunk = max(1, round(config.total_steps / task["points"] / per_iteration))
-        while not trainer.finished:
+        while not trainer.finished and trained < task["limit"]:
             start = time.perf_counter()
             trainer.learn(chunk)
             trained += time.perf_counter() - start
@@ -129,6 +130,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="transitions, instead of the preset's")
     parser.add_argument("--points", type=int, default=40, help="of the curve, each ten episodes")
     parser.add_argument("--workers", type=int, default=2, help="runs at a time")
+    parser.add_argument("--limit-seconds", type=float, default=float("inf"), help="of training, for each run")
     parser.add_argument("--device", default="cpu")
     arguments = parser.parse_args()
     wanted = []
@@ -136,7 +138,7 @@ def main() -> None:
         for env_id in arguments.tasks:
             preset = arguments.preset or name_for(env_id, arguments.algorithm)
             about = {"env": env_id, "preset": preset, "device": arguments.device, "steps": arguments.steps}
-            task = about | {"seed": seed, "points": arguments.points}
+            task = about | {"seed": seed, "points": arguments.points, "limit": arguments.limit_seconds}
             if seed not in [entry["seed"] for entry in document(task)[1]["runs"]]:
                 wanted.append(task)
     # Processes of their own, started afresh: CUDA does not survive a fork.
