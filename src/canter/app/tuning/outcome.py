@@ -19,6 +19,8 @@ from canter.core.storage.files import replace_file
 from canter.functional.statistics import mean_interval, welch_difference
 
 BEST = "best.yaml"
+SHOWN_FRONT = 3
+"""Points of the Pareto front in the progress line; the report has all."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,8 @@ def progress_of(search: Search) -> dict[str, str]:
     front = pareto_front(search)
     if len(front) > 1:
         points = (
-            f"{format_number(point.return_)} in {format_duration(point.seconds)} ({name})" for name, point in front
+            f"{format_number(point.return_)} in {format_duration(point.seconds)} ({name})"
+            for name, point in front[:SHOWN_FRONT]
         )
         state["front"] = f"return in training time: {', '.join(points)}"
     left = seconds_left(search)

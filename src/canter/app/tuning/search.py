@@ -53,6 +53,8 @@ RUNGS = (1 / 9, 1 / 3, 1.0)
 """Shares of the steps after which trials of a generation are compared."""
 FRESH = 1000
 """Distance of the fresh seeds from those of the search."""
+RUNG_EPISODES = 20
+"""Episodes of an evaluation at a rung below the last one; there as many as `canter train` plays."""
 SEARCH_SHARE = 0.6
 """Share of a time budget after which no generation starts."""
 SEEDS_SHARE = 0.75
@@ -173,7 +175,9 @@ class Search:
     def arguments(self, job: Job) -> list[str]:
         """Return the arguments of `canter` that start a run, or resume it, up to its rung."""
         self.sweep.add(job.name, [*setting_flags(self.settings(job.candidate)), f"--seed={job.seed}"])
-        limits = [f"--until.steps={job.steps if job.steps < self.total else 'null'}"]
+        limits = ["--until.steps=null"]
+        if job.steps < self.total:
+            limits = [f"--until.steps={job.steps}", f"--final-episodes={RUNG_EPISODES}"]
         if self.tune.time_limit is not None:
             limits.append(f"--until.seconds={self.tune.time_limit:g}")
         return self.sweep.arguments(job.name, *limits)
