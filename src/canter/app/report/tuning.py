@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from canter.app.console.text import format_duration
 from canter.app.report.data import RETURN, read_run
 from canter.app.report.differences import format_p
 from canter.app.report.drawing import (
@@ -52,10 +53,12 @@ def write_search_report(search: Search, outcome: Outcome) -> Path:
     )
     first = search.rungs[0]
     importance = f"Share of each setting in reaching the best quarter at {first:,} steps (PED-ANOVA), over all trials."
+    front = "Dots: each trial on the first seed, wherever it paused. Line: no trial has a higher return in less time."
     body = [
         heading(f"{trials} trials on {search.config.env.id}", facts),
         section("Finalists", finalists, finalist_table(search, outcome)),
         section("Return", "Thin: all trials on the first seed. Bold: finalists.", trial_curves(search, outcome)),
+        section("Return and time", front, front_chart(search, outcome)),
         section("Importance", importance, importance_bar(search)),
         section("Settings and score", f"Score at {first:,} steps. Bold: finalists.", coordinates(search, outcome)),
         section("Trials", "Scores on the first seed by steps.", trial_table(search)),
@@ -111,6 +114,25 @@ def trial_curves(search: Search, outcome: Outcome) -> Markup:
         folders = sorted(search.folder.glob(f"{name}-seed*/"))
         lines += [Line(name, *read_run(folder).points(metric), color) for folder in folders[:1]]
     return join([legend(lines), line_chart(lines, Frame("Return", WIDTH, HEIGHT, x_label="env steps"))])
+
+
+def front_chart(search: Search, outcome: Outcome) -> Markup | None:
+    """Return all trials by return and seconds of training, and their Pareto front as a line and a table."""
+    if len(outcome.front) < 2:
+        return None
+    dots = [
+        Line("", np.array([cost.seconds]), np.array([cost.return_]), 6, faint=True) for cost in outcome.costs.values()
+    ]
+    ascending = outcome.front[::-1]
+    x = np.array([cost.seconds for _, cost in ascending])
+    line = Line("front", x, np.array([cost.return_ for _, cost in ascending]), 1)
+    rows: list[list[object]] = []
+    for name, cost in outcome.front:
+        trial, _, steps = name.partition("@")
+        texts = element("small", search.settings_text(trial))
+        rows.append([join([trial, texts]), f"{int(steps):,}", format_si(cost.return_), format_duration(cost.seconds)])
+    chart = line_chart([*sorted(dots, key=lambda dot: dot.x[0]), line], Frame("Return", WIDTH, HEIGHT, "seconds"))
+    return join([chart, table(["Pareto front", "Steps", "Return", "Time"], rows, class_="numbers")])
 
 
 def importance_bar(search: Search) -> Markup | None:

@@ -24,6 +24,14 @@ SHOWN_FRONT = 3
 
 
 @dataclass(frozen=True)
+class Cost:
+    """The return of a policy, and the seconds of training that it took."""
+
+    return_: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Outcome:
     """The winner of a search, and what to expect of it."""
 
@@ -38,6 +46,10 @@ class Outcome:
     corrected: float
     """Expected score on a new seed. Each fresh seed is scored with the finalist that the other fresh
     seeds choose, so no seed scores its own choice."""
+    costs: dict[str, Cost]
+    """Return and seconds of training of every run on the first seed, by `NAME@STEPS`."""
+    front: list[tuple[str, Cost]]
+    """The Pareto front of these, the highest return first."""
 
 
 def outcome_of(search: Search) -> Outcome:
@@ -50,7 +62,8 @@ def outcome_of(search: Search) -> Outcome:
     winner = best_mean(scores)
     own = search.search_scores(winner)
     optimistic = float(np.mean(own)) if own else None
-    return Outcome(winner, search.settings(winner), scores, optimistic, corrected_mean(scores))
+    corrected = corrected_mean(scores)
+    return Outcome(winner, search.settings(winner), scores, optimistic, corrected, costs(search), pareto_front(search))
 
 
 def best_mean(scores: Mapping[str, Sequence[float]]) -> str:
@@ -142,14 +155,6 @@ def best_so_far(search: Search) -> tuple[str, float, int] | None:
             number = max(scores, key=lambda number: scores[number])
             return trial_name(number), scores[number], steps
     return None
-
-
-@dataclass(frozen=True)
-class Cost:
-    """The return of a policy, and the seconds of training that it took."""
-
-    return_: float
-    seconds: float
 
 
 def costs(search: Search) -> dict[str, Cost]:
