@@ -10,6 +10,7 @@ from canter.algorithms.ppo import PPO, BonusValueConfig, CentralValueConfig, Mem
 from canter.algorithms.ppo.rewards import RewardConfig
 from canter.algorithms.sac import SAC, SACConfig, TemperatureConfig
 from canter.app.doctor.diagnosis import diagnose
+from canter.app.doctor.environment import EnvDiagnosis, diagnose_env
 from canter.app.experiments.population import MemberResult, PopulationResult, train_population
 from canter.app.experiments.session import InitFrom, TrainingResult
 from canter.app.experiments.train import evaluate, load, resume, train
@@ -66,6 +67,7 @@ __all__ = [
     "DistillationConfig",
     "Env",
     "EnvConfig",
+    "EnvDiagnosis",
     "EnvSpec",
     "EpisodesUnfinished",
     "EvaluateConfig",
@@ -129,6 +131,7 @@ __all__ = [
     "VideoConfig",
     "allow_import",
     "diagnose",
+    "diagnose_env",
     "evaluate",
     "export_policy",
     "load",

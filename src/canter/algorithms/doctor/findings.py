@@ -166,6 +166,10 @@ class Signals:
         """True if the policy plays against its past."""
         return any(key.startswith("self_play.") for key in self.settings)
 
+    def has_extension(self, kind: str) -> bool:
+        """Return True if the algorithm has an extension of this kind."""
+        return any(key.startswith("algorithm.extensions.") and x == kind for key, x in self.settings.items())
+
     @property
     def one_step(self) -> bool:
         """True if all episodes have one step."""

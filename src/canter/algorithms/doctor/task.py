@@ -25,11 +25,13 @@ NOTHING = 0.4
 
 
 def no_reward(signals: Signals) -> Finding | None:
-    """Every reward so far was 0."""
+    """Every reward so far was 0, and nothing else drives exploration."""
     rewards = signals.known("rollout_reward")
     nonzero = signals.known("doctor/reward_nonzero")
     returns = signals.known("rollout_return")
     if signals.fraction < EARLY or not len(returns) or np.any(rewards) or np.any(nonzero) or np.any(returns):
+        return None
+    if signals.has_extension("rnd"):
         return None
     return Finding(
         "no_reward",

@@ -306,10 +306,10 @@ the settings file that it was trained with. Nothing in it is run.""",
     ),
     "doctor": Command(
         "tools:doctor_command",
-        "Say why a run does not learn, and what to change.",
-        "RUN [--json] [--try [N]] [--run-dir DIR]",
+        "Say why a run does not learn, or what is wrong with an environment, and what to change.",
+        "RUN|ENV [--json] [--try [N]] [--run-dir DIR] [--preset NAME] [--config FILE] [--KEY VALUE ...]",
         (
-            RUN,
+            Argument("RUN", f"{RUN.help}; or an environment id, before a run"),
             Argument("--json", "print the findings as JSON"),
             Argument(
                 "--try",
@@ -321,9 +321,15 @@ the settings file that it was trained with. Nothing in it is run.""",
                 const=0,
             ),
             run_dir(),
+            *CONFIG_ARGUMENTS,
+            *IMPORT_ARGUMENTS,
         ),
-        description="Read the log of a run, finished or running, and print at most three findings: evidence, cause\n"
-        "and the flags to change. A healthy run has none.",
+        description="""\
+Read the log of a run, finished or running, and print at most three findings: evidence, cause and the flags to change.
+A healthy run has none. Of an environment, print what random and constant actions earn, and the same kind of findings;
+nothing is trained.""",
+        epilog=CONFIG_EPILOG,
+        settings=CONFIG_FLAGS,
     ),
     "explain": Command(
         "tools:explain_command",

@@ -28,6 +28,7 @@ from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import import_settings, merged_config, setting_hints
 from canter.app.console.text import format_number, printable, terminal_stream
 from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings
+from canter.app.doctor.environment import diagnose_env
 from canter.app.doctor.trial import try_change
 from canter.app.experiments.folders import stored_config
 from canter.app.experiments.session import program
@@ -43,7 +44,7 @@ from canter.core.storage.files import dump_plain, replace_file
 from canter.envs import closed_quietly
 from canter.envs.imports import allowed_imports
 from canter.runs.metrics import METRICS
-from canter.runs.records import SWEEP, find_run
+from canter.runs.records import CONFIG, SWEEP, find_run
 from canter.runs.run_folder import BLACK_BOX
 from canter.training.black_box import explain
 from canter.training.execution import time_updates
@@ -119,7 +120,11 @@ def import_checkpoint(arguments: argparse.Namespace) -> None:
 
 
 def doctor_command(arguments: argparse.Namespace) -> None:
-    """Say why a run does not learn, and what to change."""
+    """Say why a run does not learn, or what is wrong with an environment, and what to change."""
+    has_settings = bool(arguments.settings or arguments.preset or arguments.config)
+    if has_settings or names_env(arguments.run, arguments.run_dir):
+        doctor_env(arguments)
+        return
     path = find_run(arguments.run, arguments.run_dir)
     findings = diagnose(path)
     print(findings_json(findings, path) if arguments.json else format_findings(findings, path))
@@ -129,6 +134,29 @@ def doctor_command(arguments: argparse.Namespace) -> None:
         print(f"\nTrying {try_change(path, change, iterations or None)}")
     elif iterations is not None:
         print("Nothing to try: no finding has a setting to change")
+
+
+def names_env(text: str, runs: Path) -> bool:
+    """Return True for an environment id, unless a run is called exactly so."""
+    is_run = any((folder / text / CONFIG).is_file() for folder in (Path(), runs))
+    return not is_run and re.search(r":|-v\d+$", text) is not None
+
+
+def doctor_env(arguments: argparse.Namespace) -> None:
+    """Print what random and constant actions earn in an environment, and what is wrong with it."""
+    if vars(arguments)["try"] is not None:
+        raise UsageError("--try continues a run, and nothing is trained here: canter doctor RUN --try")
+    arguments.env = arguments.run
+    config, source = merged_config(arguments)
+    check_machine(config)
+    diagnosis = diagnose_env(config)
+    if arguments.json:
+        print(diagnosis.json())
+        return
+    print(f"{config.env.id} with {source}\n{diagnosis.table()}\n")
+    print(format_findings(diagnosis.findings))
+    if diagnosis.flags:
+        print(f"\nTrain with the changes: {program()} train {shlex.quote(config.env.id)} {diagnosis.flags}")
 
 
 def explain_command(arguments: argparse.Namespace) -> None:

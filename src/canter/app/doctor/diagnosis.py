@@ -27,16 +27,16 @@ def diagnose(run: str | Path | TrainingResult, *, run_dir: str | Path = RUNS) ->
     return findings_of(find_run(str(run), Path(run_dir)))
 
 
-def format_findings(findings: list[Finding], path: Path) -> str:
-    """Return findings as text, one paragraph each, or that there are none."""
+def format_findings(findings: list[Finding], run: Path | None = None) -> str:
+    """Return findings as text, one paragraph each, or that there are none; `run` is theirs, None before a run."""
     if not findings:
-        return f"{path}: nothing found"
+        return "nothing found" if run is None else f"{run}: nothing found"
     paragraphs = []
     for finding in findings:
         lines = [finding.title, *(f"  evidence  {evidence}" for evidence in finding.evidence)]
         lines += [f"  why       {finding.why}", f"  change    {finding.flags or finding.advice}"]
-        if finding.flags:
-            lines.append(f"  try it    {program()} doctor {path} --try")
+        if finding.flags and run is not None:
+            lines.append(f"  try it    {program()} doctor {run} --try")
         paragraphs.append("\n".join([*lines, f"  more      docs/doctor.md#{finding.anchor}"]))
     return "\n\n".join(paragraphs)
 
