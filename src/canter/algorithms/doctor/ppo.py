@@ -12,6 +12,8 @@ UPDATES = 5
 """Consecutive updates whose median counts."""
 LARGE_KL = 0.05
 LARGE_CLIP = 0.4
+CRASH_KL = 1.0
+"""KL of a single update that ends exploration at once."""
 MANY_EPOCHS = 25
 WIDE_CLIP = 1.0
 GOOD_KL = 0.01
@@ -73,7 +75,11 @@ def large_updates(signals: Signals) -> Finding | None:
     epochs = signals.number("algorithm.epochs")
     limit = signals.number("algorithm.clip_ratio")
     many = epochs >= MANY_EPOCHS and clipped is not None and clipped[0] > LARGE_CLIP / 3
-    if kl is not None and kl[0] > LARGE_KL:
+    largest = signals.known("policy/kl").max(initial=0.0)
+    if largest > CRASH_KL and _exploration(signals) <= SMALL_STD and not signals.learned:
+        kl = (float(largest), float(signals.steps[np.nanargmax(signals.column("policy/kl"))]))
+        evidence = signals.evidence("policy/kl", kl[0], CRASH_KL, kl[1])
+    elif kl is not None and kl[0] > LARGE_KL:
         evidence = signals.evidence("policy/kl", kl[0], LARGE_KL, kl[1])
     elif clipped is not None and (clipped[0] > LARGE_CLIP or many):
         evidence = signals.evidence("policy/clip_fraction", clipped[0], LARGE_CLIP / (3 if many else 1), clipped[1])
@@ -208,20 +214,26 @@ def small_std(signals: Signals) -> Finding | None:
 
 def collapse(signals: Signals) -> Finding | None:
     """The policy is nearly deterministic early, and has learned little."""
-    entropy = signals.known("policy/entropy")
-    std = signals.known("policy/std")
-    if signals.learned or len(entropy) < UPDATES:
+    value = _exploration(signals)
+    if signals.learned or value > SMALL_STD:
         return None
-    value = median(std[-UPDATES:]) if len(std) else median(entropy[-UPDATES:]) / max(entropy[0], 1e-9)
-    if value > SMALL_STD:
-        return None
+    name = "policy/std" if len(signals.known("policy/std")) else "policy/entropy"
     return Finding(
         "collapse",
         "Exploration has ended early",
-        (signals.evidence("policy/std" if len(std) else "policy/entropy", value, SMALL_STD),),
+        (signals.evidence(name, value, SMALL_STD),),
         "Nearly the same action is taken in every try, so better ones are not found.",
         {"algorithm.entropy_coef": 0.01},
     )
+
+
+def _exploration(signals: Signals) -> float:
+    """Return the recent std, or of discrete actions the entropy as a share of its start; infinity while unknown."""
+    std = signals.known("policy/std")
+    entropy = signals.known("policy/entropy")
+    if len(entropy) < UPDATES:
+        return math.inf
+    return median(std[-UPDATES:]) if len(std) else median(entropy[-UPDATES:]) / max(float(entropy[0]), 1e-9)
 
 
 def blind_critic(signals: Signals) -> Finding | None:
