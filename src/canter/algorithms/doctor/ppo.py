@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -130,12 +131,16 @@ def reward_scale(signals: Signals) -> Finding | None:
         return None
     if not len(spread) or signals.solved or spread[-1] == 0.0 or 0.05 <= spread[-1] <= 1e3:
         return None
+    change: dict[str, Any] = {"algorithm.model.normalize_value": True}
+    if spread[-1] < 1:  # an untrained critic errs by far more, and its errors are unlearned slowly
+        scale = signals.number("algorithm.reward.scale", 1.0)
+        change["algorithm.reward.scale"] = scale * 10.0 ** round(1 - math.log10(spread[-1]))
     return Finding(
         "reward_scale",
         "Returns have an unsuitable scale",
         (signals.evidence("doctor/return_std", spread[-1], 1e3 if spread[-1] > 1 else 0.05),),
         "Without normalisation the error of the critic dominates the gradient, or vanishes in it.",
-        {"algorithm.model.normalize_value": True},
+        change,
     )
 
 
