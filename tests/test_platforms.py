@@ -56,7 +56,8 @@ import importlib, pkgutil
 
 import canter
 
-OPTIONAL = {"triton", "mjlab", "mujoco", "isaaclab", "envpool", "pettingzoo", "warp", "imageio", "onnx", "onnxscript"}
+OPTIONAL = {"triton", "jax", "mjlab", "mujoco", "isaaclab", "envpool", "pettingzoo", "warp"}
+OPTIONAL |= {"imageio", "onnx", "onnxscript"}
 count = 0
 for module in pkgutil.walk_packages(canter.__path__, "canter."):
     if module.name in ("canter.__main__", "canter.engines.native._native"):

@@ -27,6 +27,7 @@ from canter.envs.envpool import EnvPoolEnv
 from canter.envs.failures import failure, format_error, place_of, watched
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
 from canter.envs.imports import PYTHON, find_factory, makes_a_batch, parameters_of, registered_id
+from canter.envs.jax_envs import make_brax, make_gymnax, make_playground
 from canter.envs.pettingzoo import make_pettingzoo
 from canter.envs.robots.isaaclab import make_isaaclab
 from canter.envs.robots.mjlab import make_mjlab
@@ -69,6 +70,8 @@ schemes.register("pettingzoo")(make_pettingzoo)
 schemes.register("tensor")(make_tensor)
 schemes.register("mjlab")(make_mjlab)
 schemes.register("isaaclab")(make_isaaclab)
+for name, builder in {"gymnax": make_gymnax, "brax": make_brax, "playground": make_playground}.items():
+    schemes.register(name)(builder)
 
 
 def find_builder(env_id: str) -> tuple[Builder, str]:

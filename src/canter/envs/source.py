@@ -47,7 +47,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
     scheme, colon, name = env_id.partition(":")
     if scheme == "tensor":
         return tensor_envs[name]
-    if colon and scheme in ("envpool", "pettingzoo", "mjlab", "isaaclab"):
+    if colon and scheme in ("envpool", "pettingzoo", "mjlab", "isaaclab", "gymnax", "brax", "playground"):
         return None
     factory = find_factory(env_id, ()) if colon else None
     if factory is not None:
