@@ -22,6 +22,7 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +107,7 @@ def run_canter(library: str, task: str, seed: int, steps: int | None) -> dict[st
 
     def follow(report: canter.Report) -> None:
         if report.env_steps >= (len(curve) + 1) * total / CURVE_POINTS:
-            curve.append([report.env_steps, report.return_])
+            curve.append([report.env_steps, report.return_, round(time.perf_counter() - start, 1)])
         last[:] = [report]
 
     start = time.perf_counter()
@@ -157,6 +158,7 @@ def one(arguments: argparse.Namespace) -> None:
         "gymnasium": gymnasium.__version__,
         "torch": torch.__version__,
         "machine": f"{platform.machine()}, one core",
+        "date": date.today().isoformat(),
     }
     arguments.results.parent.mkdir(parents=True, exist_ok=True)
     # One write of a short line: several processes append to the same file.

@@ -17,6 +17,7 @@ import platform
 import time
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -62,13 +63,14 @@ def run(env_id: str, seed: int) -> dict[str, Any]:
     config = replace(preset, seed=seed)
     threshold, every = TASKS[env_id]["threshold"], config.total_steps / CURVE_POINTS
     curve: list[list[float | None]] = []
-    solved: list[int] = []
+    solved: list[tuple[int, float]] = []
 
     def follow(report: canter.Report) -> None:
+        seconds = round(time.perf_counter() - start, 1)
         if report.env_steps >= len(curve) * every:
-            curve.append([report.env_steps, report.return_])
+            curve.append([report.env_steps, report.return_, seconds])
         if not solved and report.episodes >= 100 and (report.return_ or float("-inf")) >= threshold:
-            solved.append(report.env_steps)
+            solved.append((report.env_steps, seconds))
         last.append(report)
         del last[:-1]
 
@@ -83,7 +85,8 @@ def run(env_id: str, seed: int) -> dict[str, Any]:
         "seed": seed,
         "training_return": last[0].return_,
         "evaluation_return": evaluation.mean,
-        "steps_to_threshold": solved[0] if solved else None,
+        "steps_to_threshold": solved[0][0] if solved else None,
+        "seconds_to_threshold": solved[0][1] if solved else None,
         "env_steps": last[0].env_steps,
         "seconds": round(seconds, 1),
         "curve": curve,
@@ -109,6 +112,7 @@ def finished(env_id: str) -> dict[str, Any]:
 def save(env_id: str, result: dict[str, Any]) -> None:
     document = finished(env_id)
     document["runs"] = sorted([*document["runs"], result], key=lambda entry: entry["seed"])
+    document["date"] = date.today().isoformat()
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{env_id}.json").write_text(json.dumps(document, indent=1) + "\n")
 

@@ -21,6 +21,7 @@ import platform
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
+from datetime import date
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,7 @@ def document(task: dict[str, Any]) -> tuple[Path, dict[str, Any]]:
 def save(task: dict[str, Any], result: dict[str, Any]) -> None:
     path, content = document(task)
     content["runs"] = sorted([*content["runs"], result], key=lambda entry: entry["seed"])
+    content["date"] = date.today().isoformat()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n")
 
