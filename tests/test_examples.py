@@ -24,7 +24,10 @@ LAST_LINES = {
     "control_loop": r"balanced for \d+ steps, \d+ microseconds each",
 }
 """The last line that each example prints after it has learned."""
-ELSEWHERE = {"convert_motion": "tests/core/data/test_motion.py"}
+ELSEWHERE = {
+    "convert_motion": "tests/core/data/test_motion.py",
+    "ros_node": "tests/play/test_robot_examples.py",
+}
 LINES = 45
 
 

@@ -26,6 +26,10 @@ SCHEMA = 1
 """Version of the layout of a file; other versions are refused."""
 TOLERANCE = 1e-5
 """Largest allowed difference from a test vector, relative to the number if that is above 1."""
+UNKNOWN = "unknown"
+"""Value of the contract that nobody declared."""
+SCALING = ("scale", "offset", "low", "high")
+"""Fields of an action term that make a command of an action."""
 MASKED = np.float32(-1e8)
 """Logit of an action that the mask excludes."""
 
@@ -105,6 +109,22 @@ class Policy:
             for step in self._steps:
                 x = self._run(step, x, saved)
         return x
+
+    def command(self, action: Array) -> Array:
+        """Return the command `[A]` of an action, as the simulator made it: clipped, scaled and shifted.
+
+        Raise ValueError if the contract does not know the action's scaling.
+        """
+        declared = self.contract["action"]
+        terms = declared["terms"]
+        if terms == UNKNOWN or any(term[key] == UNKNOWN for term in terms for key in SCALING):
+            raise ValueError("the contract does not know scale, offset and bounds of the action")
+        scale, offset, low, high = (
+            np.concatenate([np.resize(np.array(term[key], np.float32), term["size"]) for term in terms])
+            for key in SCALING
+        )
+        bound = np.float32(np.inf if declared["clip_actions"] == UNKNOWN else float(declared["clip_actions"]))
+        return np.clip(np.clip(action, -bound, bound) * scale + offset, low, high)
 
     def _split(self, obs: Array | Mapping[str, Array]) -> dict[str, Array]:
         if isinstance(obs, Mapping):

@@ -94,6 +94,9 @@ def _constants(program: Program, contract: dict[str, Any]) -> Iterator[str]:
     yield f'#define POLICY_CONTRACT "{contract["sha256"]}"'
     if contract["control_period"] != UNKNOWN:
         yield f"#define POLICY_CONTROL_PERIOD {contract['control_period']!r} /* seconds */"
+    if action["kind"] == "continuous":
+        clip = math.inf if action["clip_actions"] == UNKNOWN else action["clip_actions"]
+        yield f"#define POLICY_CLIP_ACTIONS {_number(clip)} /* bound before actions are scaled and observed */"
     yield f"typedef {'float' if action['kind'] == 'continuous' else 'int'} policy_action;\n"
 
 
@@ -117,13 +120,12 @@ def _names(contract: dict[str, Any]) -> Iterator[str]:
     keys = ("scale", "offset", "low", "high")
     if action["kind"] == "continuous" and terms != UNKNOWN and all(term[k] != UNKNOWN for term in terms for k in keys):
         rows = {k: [float(v) for term in terms for v in _spread(term[k], term["size"])] for k in keys}
-        clip = float(math.inf if action["clip_actions"] == UNKNOWN else action["clip_actions"])
         tables = "\n".join(f"  static const float {k}[] = {{{_list(values)}}};" for k, values in rows.items())
         yield (
             "/* Commands to the robot: clip(action * scale + offset). */\n"
             "static inline void policy_command(const policy_action *action, float *command) {\n"
             f"{tables}\n  int i;\n  for (i = 0; i < POLICY_ACTION_SIZE; i++) {{\n"
-            f"    const float a = policy_clamp(action[i], {_number(-clip)}, {_number(clip)});\n"
+            "    const float a = policy_clamp(action[i], -POLICY_CLIP_ACTIONS, POLICY_CLIP_ACTIONS);\n"
             "    command[i] = policy_clamp(a * scale[i] + offset[i], low[i], high[i]);\n  }\n}\n"
         )
     if contract["joints"] != UNKNOWN:
