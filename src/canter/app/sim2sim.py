@@ -222,12 +222,18 @@ def _add_motor(spec: Any, joint: Any, declared: dict[str, Any]) -> None:
         joint.armature = declared["armature"]
 
 
-def run_robots(header: Path, model: Path, commands: Array, terms: VelocityTerms) -> Tracking:
-    """Run the policy of a C header on a robot for each of the commands `[T, N, 3]`; return the tracking."""
+def run_robots(
+    header: Path, model: Path, commands: Array, terms: VelocityTerms, robot_contract: dict[str, Any] | None = None
+) -> Tracking:
+    """Run the policy of a C header on a robot for each of the commands `[T, N, 3]`; return the tracking.
+
+    `robot_contract` describes robots that differ from the policy's contract.
+    """
     contract = read_contract(contract_file(header))
-    built = build_model(contract, model)
+    declared = robot_contract or contract
+    built = build_model(declared, model)
     policy = load_header(header, contract)
-    robots = [Robot(contract, built) for _ in range(commands.shape[1])]
+    robots = [Robot(declared, built) for _ in range(commands.shape[1])]
     for robot in robots:
         robot.reset()
     state = [torch.zeros(len(robots), *part["shape"]) for part in contract["state"]]
