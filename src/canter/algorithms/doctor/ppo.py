@@ -26,6 +26,10 @@ NO_EFFECT = 1.3
 """`doctor/action_effect` is about 1 if actions change nothing, and 5 to 15 otherwise."""
 RATIO_ERROR = 0.03
 """Rounding of kernels in reduced precision stays far below."""
+SPREAD = (0.05, 1e3)
+"""Suitable standard deviations of returns if values are not normalised."""
+NORMALIZED_SPREAD = 0.001
+"""Suitable ones if they are: the critic starts with errors of order one."""
 SMALL_STD = 0.05
 """Std of actions in -1..1, or share of the first entropy."""
 RATE = "algorithm.optimizer.learning_rate"
@@ -125,21 +129,24 @@ def small_updates(signals: Signals) -> Finding | None:
 
 
 def reward_scale(signals: Signals) -> Finding | None:
-    """Returns are huge or tiny, and nothing normalises them."""
+    """Returns are huge or tiny, and nothing normalises them; or too tiny even for normalised values."""
     spread = signals.known("doctor/return_std")
-    if signals.setting("algorithm.model.normalize_value", True) or signals.setting("algorithm.reward.normalize"):
+    if not len(spread) or signals.setting("algorithm.reward.normalize") or signals.solved:
         return None
-    if not len(spread) or signals.solved or spread[-1] == 0.0 or 0.05 <= spread[-1] <= 1e3:
+    normalized = signals.setting("algorithm.model.normalize_value", True)
+    tiny, huge = (NORMALIZED_SPREAD, math.inf) if normalized else SPREAD
+    alike = normalized and np.abs(signals.known("return")).max(initial=0.0) > 100 * NORMALIZED_SPREAD
+    if spread[-1] == 0.0 or alike or tiny <= spread[-1] <= huge:
         return None
     change: dict[str, Any] = {"algorithm.model.normalize_value": True}
-    if spread[-1] < 1:  # an untrained critic errs by far more, and its errors are unlearned slowly
+    if spread[-1] < tiny:  # an untrained critic errs by far more, and its errors are unlearned slowly
         scale = signals.number("algorithm.reward.scale", 1.0)
         change["algorithm.reward.scale"] = scale * 10.0 ** round(1 - math.log10(spread[-1]))
     return Finding(
         "reward_scale",
         "Returns have an unsuitable scale",
-        (signals.evidence("doctor/return_std", spread[-1], 1e3 if spread[-1] > 1 else 0.05),),
-        "Without normalisation the error of the critic dominates the gradient, or vanishes in it.",
+        (signals.evidence("doctor/return_std", spread[-1], tiny if spread[-1] < tiny else huge),),
+        "The error of the critic dominates the gradient if rewards are huge, and vanishes in it if they are tiny.",
         change,
     )
 
