@@ -89,7 +89,7 @@ def rsl_rl(case: Case) -> Numbers:
     data, settings = rollouts(case), dict(case["theirs"])
     noise = torch.from_numpy(data["noise"])
     normalize, std_type = settings.pop("obs_normalization", False), settings.pop("std_type", "scalar")
-    learn_std = settings.pop("learn_std", True)
+    learn_std, action_range = settings.pop("learn_std", True), settings.pop("action_range", None)
     rnn = {"rnn_type": settings.pop("rnn_type", None), "rnn_num_layers": settings.pop("rnn_num_layers", 1)}
     kind, own = (RNNModel, rnn | {"rnn_hidden_dim": MEMORY}) if rnn["rnn_type"] else (MLPModel, {})
 
@@ -98,9 +98,16 @@ def rsl_rl(case: Case) -> Numbers:
         return TensorDict(groups, batch_size=[N])
 
     own |= {"hidden_dims": HIDDEN, "activation": "elu", "obs_normalization": normalize}
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 1.0, "std_type": std_type, "learn_std": learn_std}
+    distribution_cfg = {
+        "class_name": "GaussianDistribution",
+        "init_std": 1.0,
+        "std_type": std_type,
+        "learn_std": learn_std,
+    }
+    if action_range:
+        distribution_cfg = {"class_name": "BetaDistribution", "action_range": action_range}
     groups = {"actor": ["policy"], "critic": ["critic"]}
-    actor = kind(at(0), groups, "actor", ACTIONS, distribution_cfg=gaussian, **own)
+    actor = kind(at(0), groups, "actor", ACTIONS, distribution_cfg=distribution_cfg, **own)
     critic = kind(at(0), groups, "critic", 1, **own)
     parameters = rsl_rl_parameters(actor, critic, std_type)
     ppo = PPO(actor, critic, RolloutStorage("rl", N, T, at(0), [ACTIONS]), **settings)
@@ -110,7 +117,16 @@ def rsl_rl(case: Case) -> Numbers:
     curiosity = {"rnd_loss": [], "rnd_bonus": []} if ppo.rnd else {}
     step = 0
     distribution = actor.distribution
-    distribution.sample = lambda: distribution.mean + distribution.std * noise[step] if acting else distribution.mean
+
+    def sample() -> torch.Tensor:
+        if not acting:
+            return distribution.mean
+        if action_range:
+            low, high = action_range
+            return low + (high - low) * torch.sigmoid(noise[step])
+        return distribution.mean + distribution.std * noise[step]
+
+    distribution.sample = sample
     for iteration in range(ITERATIONS):
         acting, bonuses = True, []
         with torch.inference_mode():
@@ -138,8 +154,8 @@ def rsl_rl(case: Case) -> Numbers:
 
 
 def rsl_rl_parameters(actor: Any, critic: Any, std_type: str) -> Named:
-    std = actor.distribution.std_param if std_type == "scalar" else actor.distribution.log_std_param
-    found = {"std": std}
+    own = dict(actor.distribution.named_parameters())  # none of a beta
+    found = {"std": own["std_param" if std_type == "scalar" else "log_std_param"]} if own else {}
     for name, model in (("policy", actor), ("critic", critic)):
         found |= mlp_parameters(model.mlp, name)
         found |= rnn_parameters(model.rnn.rnn, name) if model.is_recurrent else {}

@@ -38,6 +38,20 @@ def test_train_recognises_a_source_librarys_file(tmp_path, capsys):
     assert "imported" in printed.out
 
 
+def test_source_names_the_release_that_trained_with_the_file(tmp_path, capsys):
+    file = str(write(tmp_path, RL_GAMES))
+    for release, bootstraps in (("1.6.1", False), ("1.6.5", True), ("2.0", True)):
+        output = tmp_path / f"{release}.yaml"
+        main(["import", file, "--parity", "--source", f"rl_games-{release}", "--output", str(output)])
+        assert f"rl_games {release} (as --source says" in capsys.readouterr().err
+        ppo = read_config(output).over(TrainConfig()).algorithm
+        assert ppo.bootstrap_truncated is bootstraps
+        assert ppo.obs_statistics == ("minibatch" if bootstraps else "first_epoch")
+    with pytest.raises(SystemExit):
+        main(["import", file, "--source", "rl_games-1.7"])
+    assert "rl_games-1.6.1, rl_games-1.6.5, rl_games-2.0" in capsys.readouterr().err
+
+
 def test_rsl_rls_file_needs_an_environment(tmp_path, capsys):
     file = str(write(tmp_path, changed(RSL_RL, {"obs_groups": {}})))
     with pytest.raises(SystemExit):

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_rl_games_config import sac
 from test_rl_games_runner import N, VecEnv, Watching, points, settings  # noqa: F401
 from theirs import rl_games
 
@@ -38,6 +39,21 @@ def test_an_epoch_prints_rl_games_line_unless_print_stats_is_off(tmp_path, capsy
         assert len(lines) == 2 * shown
         if shown:
             assert "fps step and policy inference: " in lines[1] and lines[1].endswith(" epoch: 2/2 frames: 256")
+
+
+def test_a_player_prints_games_as_they_end_unless_print_stats_is_off(tmp_path, capsys):
+    for shown in (True, False):
+        runner = Runner()
+        player = {"games_num": 2 * N, "deterministic": True, "print_stats": shown}
+        runner.load(settings(tmp_path, config__player=player))
+        mean = runner.run({"play": True})
+        lines = capsys.readouterr().out.splitlines()
+        games = [line for line in lines if line.startswith("reward: ")]
+        assert len(games) == 2 * shown, "all environments end together, after 10 steps"
+        assert all(line.endswith("steps: 10.0") for line in games)
+        if shown:
+            assert sum(float(line.split()[1]) for line in games) / 2 == pytest.approx(mean, abs=0.01)
+        assert lines[-1].startswith("av reward: ")
 
 
 CENTRAL: dict[str, Any] = {
@@ -80,6 +96,16 @@ def test_agents_share_the_state_of_their_environment(tmp_path):
     assert torch.equal(step["critic"][0], step["critic"][1]) and not torch.equal(step["critic"][1], step["critic"][2])
 
 
+def test_an_agent_keeps_the_numbers_of_the_release_that_is_asked_for(tmp_path, monkeypatch):
+    for release, bootstraps in (("rl_games-1.6.1", False), ("rl_games-1.6.5", True)):
+        monkeypatch.setattr(Agent, "release", release)
+        runner = Runner()
+        runner.load(settings(tmp_path, config__max_epochs=1))
+        runner.run({"train": True})
+        assert runner.agent.algorithm.config.bootstrap_truncated is bootstraps
+        assert runner.agent.imported.report.dialect.startswith(f"rl_games {release[9:]} (")
+
+
 def test_a_recurrent_central_value_takes_rl_games_steps_with_parity():
     recurrent = CENTRAL | {"network": CENTRAL["network"] | {"rnn": {"name": "lstm", "units": 4, "layers": 1}}}
     given = rl_games(config__central_value_config=recurrent)
@@ -120,23 +146,49 @@ def test_keys_may_be_ignored_and_the_message_says_how(tmp_path, monkeypatch):
     assert runner.agent.epoch_num == 2
 
 
-def test_observers_read_what_they_read_of_rl_games_agents(tmp_path):
-    class Reader(Watching):
-        def after_clear_stats(self):
-            self.calls.append("after_clear_stats")
+class Reader(Watching):
+    """An observer that keeps what real observers read of the agent after each epoch."""
 
-        def after_print_stats(self, frame, epoch_num, total_time):
-            algo = self.algo
-            self.rows = (algo.last_lr, algo.game_rewards.current_size, algo.game_rewards.get_mean()[0])
-            self.more = (algo.global_rank, algo.is_rnn, algo.model, algo.optimizer)
+    def after_clear_stats(self):
+        self.calls.append("after_clear_stats")
 
+    def after_print_stats(self, frame, epoch_num, total_time):
+        algo = self.algo
+        rate = algo.optimizer.param_groups[0]["lr"]
+        self.rows = [*getattr(self, "rows", []), (algo.last_lr, rate, algo.game_rewards.current_size)]
+        self.mean = algo.game_rewards.get_mean()
+        self.more = (algo.global_rank, algo.is_rnn, algo.games_to_track, algo.train_dir, algo.experiment_name)
+        self.names = {name for name, _ in algo.model.named_parameters()}
+
+
+def observed(config):
     observer: Any = Reader()
     runner = Runner(observer)
-    runner.load(settings(tmp_path, config__max_epochs=3))
+    runner.load(config)
     runner.run({"train": True})
-    assert observer.rows[0] > 0 and observer.rows[1] == 1 and observer.rows[2] < 0
-    assert observer.more[:2] == (0, False) and observer.more[2] is runner.agent.algorithm.model
-    assert "after_clear_stats" in observer.calls
+    return observer, runner.agent
+
+
+def test_observers_read_what_they_read_of_rl_games_agents(tmp_path):
+    observer, agent = observed(settings(tmp_path, config__max_epochs=3, config__games_to_track=20))
+    assert [row[2] for row in observer.rows] == [8, 20, 20], "games of 10 steps, up to games_to_track"
+    assert all(last_lr == rate > 0 for last_lr, rate, _ in observer.rows)
+    assert observer.mean.shape == (1,) and observer.mean[0] == pytest.approx(agent.mean_rewards)
+    assert observer.more == (0, False, 20, str(tmp_path), "exp")
+    assert observer.names == {name for name, _ in agent.algorithm.model.named_parameters()}
+    assert observer.calls.count("after_clear_stats") == 1
+    with pytest.raises(TypeError, match="item assignment"):
+        agent.optimizer.param_groups[0]["lr"] = 1.0
+
+
+def test_observers_see_a_recurrent_agent_the_rank_and_sac(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "0")
+    rnn = {"name": "gru", "units": 4, "layers": 1, "before_mlp": True}
+    observer, agent = observed(settings(tmp_path, network__rnn=rnn, config__seq_length=4))
+    assert agent.is_rnn and observer.more[:2] == (0, True)
+    own = {"train_dir": str(tmp_path), "full_experiment_name": "sac", "device": "cpu", "env_name": "points"}
+    observer, agent = observed(sac(**own, env_config={}, max_epochs=4))
+    assert not agent.is_rnn and observer.rows[-1][0] == pytest.approx(2e-4) and "log_alpha.log" in observer.names
 
 
 def test_an_agent_that_only_writes_statistics_is_told_of_the_observer():

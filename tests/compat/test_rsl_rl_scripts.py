@@ -162,13 +162,26 @@ def test_curiosity_that_a_file_or_an_environment_lacks_is_named(tmp_path, caplog
         curious(step_dt=None)
 
 
-def test_curiositys_schedule_counts_the_steps_of_an_endless_run():
-    runner = curious(weight_schedule={"mode": "step", "final_step": 12, "final_value": 0.1})
+@pytest.mark.parametrize(
+    ("schedule", "weights"),
+    [
+        ({"mode": "constant"}, [0.01] * 4),
+        ({"mode": "step", "final_step": 12, "final_value": 0.1}, [0.01, 0.01, 0.1, 0.1]),
+        ({"mode": "linear", "initial_step": 4, "final_step": 20, "final_value": 0.09}, [0.01, 0.03, 0.07, 0.09]),
+    ],
+)
+def test_curiositys_schedule_counts_the_steps_of_each_environment(schedule, weights):
+    """By hand: rollouts of 8 steps begin after 0, 8, 16 and 24 steps."""
+    runner = curious(weight_schedule=schedule)
     (rnd,) = runner.alg.ppo.extensions
-    runner.learn(2)
-    assert rnd.weight == pytest.approx(0.01)
-    runner.learn(1)
-    assert rnd.weight == pytest.approx(0.1), "after step 12 of each environment"
+    found = []
+    for _ in weights:
+        runner.learn(1)
+        found.append(float(rnd.weight))
+    assert found == pytest.approx(weights)
+    entries = {entry.key: entry for entry in runner.report.entries if "weight_schedule" in entry.key}
+    differs = schedule["mode"] != "constant"
+    assert ("between rollouts" in entries["algorithm.rnd_cfg.weight_schedule.mode"].why) == differs
 
 
 def test_keys_may_be_ignored():
@@ -180,13 +193,29 @@ def test_keys_may_be_ignored():
 def test_names_of_older_scripts():
     runner = OnPolicyRunner(Robots(), settings(), device="cpu")
     policy, obs = runner.alg.policy, torch.randn(3, OBS)
-    assert torch.equal(policy.std, policy.output_std) and torch.equal(policy.action_std, policy.std)
+    torch.testing.assert_close(policy.std, torch.full((2,), 0.5))
+    assert torch.equal(policy.action_std, policy.std) and torch.equal(policy.output_std, policy.std)
     assert torch.equal(policy.act_inference(obs), runner.get_inference_policy()(obs))
-    assert runner.obs_normalizer(obs).shape == (3, OBS)
-    assert float(runner.alg.optimizer.learning_rate) == runner.alg.learning_rate
-    assert runner.alg.optimizer.param_groups[0]["lr"] == runner.alg.learning_rate
+    assert float(runner.alg.optimizer.learning_rate) == runner.alg.learning_rate == pytest.approx(1e-3)
+    (group,) = runner.alg.optimizer.param_groups
+    assert group["lr"] == runner.alg.learning_rate and sum(map(torch.numel, group["params"])) > 0
     with pytest.raises(TypeError, match="item assignment"):
-        runner.alg.optimizer.param_groups[0]["lr"] = 1.0
+        group["lr"] = 1.0
+
+
+@pytest.mark.parametrize("normalized", [True, False])
+def test_obs_normalizer_is_that_of_the_policy_or_changes_nothing(normalized):
+    runner = OnPolicyRunner(Robots(2), settings(2, empirical_normalization=normalized), device="cpu")
+    runner.learn(2)
+    obs = 3 * torch.randn(5, OBS) + 1
+    (normalizer,) = runner.alg.ppo.policy.actor.network.normalizers
+    expected = obs
+    if normalized:
+        std = (normalizer.m2 / normalizer.count).sqrt()
+        expected = ((obs - normalizer.mean) / (std + 0.01)).float()  # RSL-RL's, by hand
+    torch.testing.assert_close(runner.obs_normalizer(obs), expected, atol=1e-5, rtol=0)
+    layers = runner.alg.actor_critic.actor
+    torch.testing.assert_close(layers(runner.obs_normalizer(obs)), runner.get_inference_policy()(obs))
 
 
 def learned_file(tmp_path, generation=5, **changes):

@@ -225,6 +225,8 @@ def _curious(normalize):
 
 
 ADAPTIVE = {"schedule": "adaptive"}
+RANGE = [-2.0, 3.0]
+BETA_HERE = {"model.distribution": "beta", "model.action_range": RANGE}
 LEGACY = {"lr_schedule": "adaptive", "kl_threshold": 0.008, "schedule_type": "legacy"}
 CASES = {
     "rsl_rl scalar": _rsl({}, {}),
@@ -246,6 +248,8 @@ CASES = {
     ),
     "rsl_rl curiosity": _rsl(*_curious(normalize=False)),
     "rsl_rl curiosity, normalised": _rsl(*_curious(normalize=True)),
+    "rsl_rl beta": _rsl({"action_range": RANGE}, BETA_HERE),
+    "rsl_rl beta, normalisers": _rsl({"action_range": RANGE, "obs_normalization": True}, BETA_HERE | NORMALIZED),
     "rl_games shared, bounds": _rlg({"bounds_loss_coef": 0.01}, SOFT),
     "rl_games separate, smooth, regularisation": _rlg(
         {

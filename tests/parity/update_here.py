@@ -10,6 +10,7 @@ from canter.core.plain import from_plain, nest
 from canter.core.specs import ACTION_MASK
 from canter.engines.base import PPORecord
 from canter.functional import optimization as functional_order
+from canter.nn.distributions import Beta
 from canter.nn.normalizer import Normalizer
 
 
@@ -84,7 +85,9 @@ def collect(algorithm, data, iteration, state, before):
         rollout.store_state(t, state, length)
         params, state = algorithm.policy.params(rollout.obs_at(t), state, rollout.reset[t])
         action = torch.from_numpy(data["choices"][here][t]).squeeze(-1)
-        if case_is_continuous(algorithm):
+        if isinstance(algorithm.policy.distribution, Beta):
+            action = torch.sigmoid(torch.from_numpy(data["noise"][here][t]))
+        elif case_is_continuous(algorithm):
             mean, log_std = params.chunk(2, -1)
             action = mean + torch.exp(log_std) * torch.from_numpy(data["noise"][here][t])
         step = PPORecord(action.detach(), params.detach())

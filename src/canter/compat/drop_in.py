@@ -16,6 +16,7 @@ import types
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import Tensor
 from canter.core.specs import ActionSpec, EnvSpec, Step, TensorSpec
 from canter.core.struct import Obs
 from canter.envs.robots.adapter import scalars
+from canter.nn.optimizer import ParameterGroup
 
 
 class SourceEnv:
@@ -70,6 +72,13 @@ _log = logging.getLogger(__name__)
 def is_first() -> bool:
     """Return True in the process that writes files: the only one, or torchrun's first."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def optimizer_view(group: ParameterGroup) -> SimpleNamespace:
+    """Return torch's view of an optimizer, to be read only: the settings' schedule has the rate."""
+    rate = float(group.learning_rate)
+    shown = MappingProxyType({"lr": rate, "params": group.parameters})
+    return SimpleNamespace(param_groups=[shown], learning_rate=rate)
 
 
 class NoWriter:

@@ -11,9 +11,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 
-from canter.compat.drop_in import is_first, open_writer
+from canter.compat.drop_in import is_first, open_writer, optimizer_view
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.env import (
@@ -162,6 +164,7 @@ class Agent:
         self.games_to_track = int(self.config.get("games_to_track", 100))
         self.epoch_num = 0
         self.frame = 0
+        self.game_rewards = Meter(0.0, 0)
         self.episode_infos: dict[str, float] = {}
         """The simulator's `infos["episode"]` of the last rollout."""
         self.mean_rewards = self.last_mean_rewards = -1e9
@@ -204,6 +207,8 @@ class Agent:
     def _after_iteration(self, report: Report) -> None:
         self.epoch_num = report.iteration
         self.frame = report.env_steps
+        if report.return_ is not None:
+            self.game_rewards = Meter(report.return_, min(report.episodes, self.games_to_track))
         simulated = ((name.removeprefix("env/"), value) for name, value in report.metrics.items() if name[:4] == "env/")
         self.episode_infos = {name: value for name, value in simulated if value == value}
         self._call("after_steps")
@@ -298,8 +303,7 @@ class Agent:
     @property
     def last_lr(self) -> float:
         """Current learning rate of the policy."""
-        groups = self.algorithm.optimizers["policy"].groups.values()
-        return float(next(iter(groups)).learning_rate)
+        return self.optimizer.learning_rate
 
     @property
     def model(self) -> Any:
@@ -308,18 +312,16 @@ class Agent:
 
     @property
     def optimizer(self) -> Any:
-        """The policy's optimizer."""
-        return self.algorithm.optimizers["policy"]
+        """Torch's view of the policy's optimizer, to be read only."""
+        return optimizer_view(next(iter(self._optimizers()["policy"].groups.values())))
+
+    def _optimizers(self) -> Mapping[str, Any]:
+        return self.algorithm.optimizers
 
     @property
     def is_rnn(self) -> bool:
         """The policy has a recurrent state."""
         return self.algorithm.policy.initial_state(1) != ()
-
-    @property
-    def game_rewards(self) -> MeanOf:
-        """Mean return of the last episodes, as rl_games' meter shows it."""
-        return MeanOf(self.mean_rewards if self.mean_rewards > -1e9 else None)
 
     def get_param(self, name: str) -> Any:
         """Return a setting of the file."""
@@ -353,21 +355,26 @@ class SacAgent(Agent):
     parity = True  # the files have one parameterisation of the std
     files = sac
 
+    @property
+    def model(self) -> nn.Module:
+        """The networks, by rl_games' names."""
+        return nn.ModuleDict(sac.modules_of(self.algorithm))
+
+    def _optimizers(self) -> Mapping[str, Any]:
+        return self.algorithm.learner.optimizers
+
 
 @dataclass(frozen=True)
-class MeanOf:
-    """A mean as rl_games' `AverageMeter`."""
+class Meter:
+    """Mean return of the last episodes as rl_games' `AverageMeter`."""
 
-    value: float | None
+    mean: float
+    current_size: int
+    """Number of episodes, up to `games_to_track`."""
 
-    @property
-    def current_size(self) -> int:
-        """Return 0 as long as there is no mean."""
-        return 0 if self.value is None else 1
-
-    def get_mean(self) -> list[float]:
-        """Return the mean as a list of one; `[0.0]` without one."""
-        return [self.value or 0.0]
+    def get_mean(self) -> np.ndarray:
+        """Return the mean as an array of one number, 0 without episodes."""
+        return np.array([self.mean], dtype=np.float32)
 
 
 def with_suffix(fn: str) -> Path:

@@ -23,6 +23,7 @@ from canter.config import TrainConfig
 from canter.core.specs import ACTION_MASK, EnvSpec
 from canter.core.struct import Obs, State
 from canter.nn.actor_critic import Policy
+from canter.play.player import EpisodeCounter, PlayStep
 from canter.play.player import Player as Plays
 
 NO_LIMIT = 10**9
@@ -61,6 +62,7 @@ class PpoPlayer:
         self.games_num = int(self.player_config.get("games_num", NO_LIMIT))
         self.n_game_life = int(self.player_config.get("n_game_life", 1))
         self.max_steps = 108000 // 4
+        self.print_stats = bool(self.player_config.get("print_stats", True))
         self.render_env = bool(self.player_config.get("render", False))
 
     def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
@@ -155,11 +157,12 @@ class PpoPlayer:
         return groups["policy"] if set(groups) <= {"policy", "critic"} else dict(groups)
 
     def run(self) -> float:
-        """Play the games by `get_action` and print the results; return the mean reward."""
+        """Play the games by `get_action`, print each that ends and all results; return the mean reward."""
         games = None if self.games_num >= NO_LIMIT else self.games_num * self.n_game_life
         steps = self.max_steps * (games or 1)
         begin = time.perf_counter()
-        played = Plays(_Acts(self), self.env, deterministic=self.is_deterministic).play(games, steps)
+        report = EndedGames(self.env) if self.print_stats else None
+        played = Plays(_Acts(self), self.env, deterministic=self.is_deterministic).play(games, steps, report)
         episodes = played.finished or played.unfinished
         rewards = [episode.return_ * self.n_game_life for episode in episodes]
         mean = sum(rewards) / max(len(rewards), 1)
@@ -190,6 +193,22 @@ class SacPlayer(PpoPlayer):
         """Load the policy from a file, without running code in it."""
         weights = sac.read_weights(with_suffix(fn))
         sac.load_networks({"actor": self.policy.actor}, weights)
+
+
+class EndedGames:
+    """Prints rl_games' line about the games that end in a step, their means if they are several."""
+
+    def __init__(self, env: Any) -> None:
+        self.counter = EpisodeCounter(env, None)
+
+    def __call__(self, played: PlayStep) -> None:
+        """Count a step."""
+        self.counter.add(played.step)
+        ended = [games.pop() for games in self.counter.finished if games]
+        if ended:
+            reward = sum(game.return_ for game in ended) / len(ended)
+            steps = sum(game.length for game in ended) / len(ended)
+            print(f"reward: {reward:.2f} steps: {steps:.1f}", flush=True)
 
 
 class _Acts:

@@ -8,13 +8,12 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
 
 from canter.algorithms.ppo import PPO
-from canter.compat.drop_in import is_first
+from canter.compat.drop_in import is_first, optimizer_view
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv, symmetries_in
@@ -49,9 +48,8 @@ class LearningAlg:
 
     @property
     def optimizer(self) -> Any:
-        """Return torch's view of the optimizer, to be read only: the settings' schedule has the rate."""
-        shown = MappingProxyType({"lr": self.learning_rate, "params": self._group.parameters})
-        return SimpleNamespace(param_groups=[shown], learning_rate=self.learning_rate)
+        """Return torch's view of the optimizer, to be read only."""
+        return optimizer_view(self._group)
 
     @property
     def learning_rate(self) -> float:

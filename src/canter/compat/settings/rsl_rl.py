@@ -224,7 +224,10 @@ def curiosity(algorithm: Section) -> None:
     add_extension(algorithm, own, "rnd_cfg")
     why = "OnPolicyRunner multiplies it by env.step_dt, as RSL-RL does; elsewhere write the product"
     s.changed("weight", why, f"weight={read.number(s, 'weight', 0.0):g} of the extension rnd")
-    s.each("weight_schedule", "mode initial_step final_step final_value", "mapped", "weight of the extension rnd")
+    status = "mapped" if own["weight"] == read.number(s, "weight", 0.0) else "changed"
+    why = "" if status == "mapped" else "changes between rollouts; RSL-RL's changes at each of their steps"
+    keys = "mode initial_step final_step final_value"
+    s.each("weight_schedule", keys, status, "weight of the extension rnd", why)
 
 
 CURIOSITY = (
