@@ -88,8 +88,7 @@ def rsl_rl(case: Case) -> Numbers:
 
     data, settings = rollouts(case), dict(case["theirs"])
     noise = torch.from_numpy(data["noise"])
-    normalize, std_type = settings.pop("obs_normalization", False), settings.pop("std_type", "scalar")
-    learn_std, action_range = settings.pop("learn_std", True), settings.pop("action_range", None)
+    normalize, distribution_cfg = settings.pop("obs_normalization", False), distribution_settings(settings)
     rnn = {"rnn_type": settings.pop("rnn_type", None), "rnn_num_layers": settings.pop("rnn_num_layers", 1)}
     kind, own = (RNNModel, rnn | {"rnn_hidden_dim": MEMORY}) if rnn["rnn_type"] else (MLPModel, {})
 
@@ -98,18 +97,10 @@ def rsl_rl(case: Case) -> Numbers:
         return TensorDict(groups, batch_size=[N])
 
     own |= {"hidden_dims": HIDDEN, "activation": "elu", "obs_normalization": normalize}
-    distribution_cfg = {
-        "class_name": "GaussianDistribution",
-        "init_std": 1.0,
-        "std_type": std_type,
-        "learn_std": learn_std,
-    }
-    if action_range:
-        distribution_cfg = {"class_name": "BetaDistribution", "action_range": action_range}
     groups = {"actor": ["policy"], "critic": ["critic"]}
     actor = kind(at(0), groups, "actor", ACTIONS, distribution_cfg=distribution_cfg, **own)
     critic = kind(at(0), groups, "critic", 1, **own)
-    parameters = rsl_rl_parameters(actor, critic, std_type)
+    parameters = rsl_rl_parameters(actor, critic)
     ppo = PPO(actor, critic, RolloutStorage("rl", N, T, at(0), [ACTIONS]), **settings)
     for name in ("predictor", "target") if ppo.rnd else ():
         parameters |= mlp_parameters(getattr(ppo.rnd, name), f"rnd_{name}")
@@ -117,16 +108,7 @@ def rsl_rl(case: Case) -> Numbers:
     curiosity = {"rnd_loss": [], "rnd_bonus": []} if ppo.rnd else {}
     step = 0
     distribution = actor.distribution
-
-    def sample() -> torch.Tensor:
-        if not acting:
-            return distribution.mean
-        if action_range:
-            low, high = action_range
-            return low + (high - low) * torch.sigmoid(noise[step])
-        return distribution.mean + distribution.std * noise[step]
-
-    distribution.sample = sample
+    distribution.sample = lambda: drawn_by(distribution, noise[step]) if acting else distribution.mean
     for iteration in range(ITERATIONS):
         acting, bonuses = True, []
         with torch.inference_mode():
@@ -153,9 +135,25 @@ def rsl_rl(case: Case) -> Numbers:
     return found | {"learning_rate": [ppo.learning_rate]}
 
 
-def rsl_rl_parameters(actor: Any, critic: Any, std_type: str) -> Named:
-    own = dict(actor.distribution.named_parameters())  # none of a beta
-    found = {"std": own["std_param" if std_type == "scalar" else "log_std_param"]} if own else {}
+def distribution_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Take the settings of the distribution out of those of a case."""
+    own = {"std_type": settings.pop("std_type", "scalar"), "learn_std": settings.pop("learn_std", True)}
+    if "action_range" in settings:
+        return {"class_name": "BetaDistribution", "action_range": settings.pop("action_range")}
+    return {"class_name": "GaussianDistribution", "init_std": 1.0, **own}
+
+
+def drawn_by(distribution: Any, noise: torch.Tensor) -> torch.Tensor:
+    """The action that recorded noise stands for."""
+    if not hasattr(distribution, "action_range"):
+        return distribution.mean + distribution.std * noise
+    low, high = distribution.action_range
+    return low + (high - low) * torch.sigmoid(noise)
+
+
+def rsl_rl_parameters(actor: Any, critic: Any) -> Named:
+    stds = [*actor.distribution.parameters()]  # a beta has none
+    found = {"std": stds[0]} if stds else {}
     for name, model in (("policy", actor), ("critic", critic)):
         found |= mlp_parameters(model.mlp, name)
         found |= rnn_parameters(model.rnn.rnn, name) if model.is_recurrent else {}
