@@ -41,7 +41,7 @@ from canter.training.trainer import train as train_canter
 HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "beside.jsonl"
 STEPS = 1_000_000
-CURVE_POINTS = 20
+CURVE_POINTS = 40
 TASKS = ("HalfCheetah-v5", "Hopper-v5", "Walker2d-v5", "Ant-v5", "Humanoid-v5")
 UNKNOWN_MINUTES = 10.0
 

@@ -50,6 +50,10 @@ TASKS = {
     "Swimmer-v5": task(3, 280),
     "InvertedDoublePendulum-v5": task(3, 9200),
     "Humanoid-v5": task(3, 787),
+    # rl_games with EnvPool at about 32 M steps.
+    "envpool:CheetahRun-v1": task(1, 685),
+    "envpool:WalkerWalk-v1": task(1, 917),
+    "envpool:WalkerRun-v1": task(1, 702),
 }
 
 
@@ -93,9 +97,14 @@ def run(env_id: str, seed: int) -> dict[str, Any]:
     }
 
 
+def file_of(env_id: str) -> Path:
+    """Return the file of a task's results."""
+    return RESULTS / f"{env_id.replace(':', '_')}.json"
+
+
 def finished(env_id: str) -> dict[str, Any]:
     """The task's file, or an empty one with what is needed to repeat it."""
-    path = RESULTS / f"{env_id}.json"
+    path = file_of(env_id)
     if path.exists():
         return json.loads(path.read_text())
     return {
@@ -114,7 +123,7 @@ def save(env_id: str, result: dict[str, Any]) -> None:
     document["runs"] = sorted([*document["runs"], result], key=lambda entry: entry["seed"])
     document["date"] = date.today().isoformat()
     RESULTS.mkdir(exist_ok=True)
-    (RESULTS / f"{env_id}.json").write_text(json.dumps(document, indent=1) + "\n")
+    file_of(env_id).write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main() -> None:

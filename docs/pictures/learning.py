@@ -28,7 +28,7 @@ def panel(document: dict[str, Any], left: int, top: int) -> str:
     """Return one panel with axes from the first to the last step and over the range of returns."""
     curves = [[point for point in run["curve"] if point[1] is not None] for run in document["runs"]]
     steps = np.linspace(max(curve[0][0] for curve in curves), min(curve[-1][0] for curve in curves), 40)
-    returns = np.array([np.interp(steps, *list(zip(*curve, strict=True))[:2]) for curve in curves])
+    returns = np.array([np.interp(steps, *np.array(curve, dtype=float).T[:2]) for curve in curves])
     low, high = float(returns.min()), float(returns.max())
     x = left + LEFT + (WIDTH - LEFT - RIGHT) * steps / steps[-1]
     y = lambda values: top + HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (values - low) / (high - low or 1)  # noqa: E731
