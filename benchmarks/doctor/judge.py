@@ -18,8 +18,8 @@ from canter.algorithms.doctor.task import TASK_RULES
 from faults import FAULTS, HEALTHY
 
 HERE = Path(__file__).parent
-LOOK = "doctor/return_std"
-"""Metric of the rows at which a running run is diagnosed."""
+LOOK = "doctor/"
+"""Prefix of metrics of the rows at which a running run is diagnosed."""
 EFFECT = 0.9
 """Share of the healthy gain over an untrained policy from which a fault has no effect, or is repaired."""
 EARLY = 0.15
@@ -51,7 +51,7 @@ def diagnose_outcome(job: Job, outcome: dict[str, Any]) -> Diagnosis:
     settings = outcome["settings"]
     tables = (TASK_RULES, *report_spec_for(settings["algorithm.kind"]).rules)
     for end, row in enumerate(rows, 1):
-        if LOOK not in row and end < len(rows):
+        if end < len(rows) and not any(name.startswith(LOOK) for name in row):
             continue
         findings = diagnose_signals(Signals(settings, rows[:end]), tables)
         fraction = row["env_steps"] / settings["total_steps"]

@@ -203,8 +203,9 @@ class Signals:
     def solved(self) -> bool:
         """True if episodes succeed, or the return has learned and is flat at its best."""
         success = self.recent("success_rate", 1)
-        if len(success) and (success[-1] >= SOLVED_RATE or success[-1] < FAR_FROM_SOLVED):
-            return bool(success[-1] >= SOLVED_RATE) and not self.succeeds_untrained
+        clear = len(success) > 0 and (success[-1] >= SOLVED_RATE or success[-1] < FAR_FROM_SOLVED)
+        if clear and not self.succeeds_untrained:
+            return bool(success[-1] >= SOLVED_RATE)
         returns = self.known("return")
         if self.current_gain < LEARNED or self.fraction < 2 * FLAT:
             return False
@@ -218,11 +219,10 @@ class Signals:
 
     @cached_property
     def succeeds_untrained(self) -> bool:
-        """True if the returns of an untrained policy, whose std is the initial one, were all a success."""
+        """True if the episodes of an untrained policy, whose std is the initial one, were all a success."""
         success = self.known("success_rate")[:MIN_ROWS]
         std = self.known("policy/std")
-        judged_by_return = math.isfinite(self.number("success.min_return")) and not self.self_play
-        if not judged_by_return or len(success) < MIN_ROWS or not len(std):
+        if self.self_play or len(success) < MIN_ROWS or not len(std):
             return False
         untrained = abs(std[0] / self.number("algorithm.model.std.initial") - 1.0) < 0.05
         return bool(untrained and success.min() >= ALWAYS)

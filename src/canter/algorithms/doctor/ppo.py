@@ -18,10 +18,12 @@ CRASH_KL = 1.0
 MANY_EPOCHS = 25
 WIDE_CLIP = 1.0
 GOOD_KL = 0.01
-"""KL of an update to aim at; KL grows with the square of the learning rate."""
-SMALL_KL = 1e-4
-SMALL_CLIP = 0.005
-EXPLAINED = 0.1
+"""KL of an update to aim at; large ones grow with the square of the learning rate, small ones with the rate."""
+SMALL_KL = 5e-4
+SMALL_CLIP = 0.002
+TINY_KL = 1e-4
+"""KL of a policy that has not moved, whatever its critic says."""
+EXPLAINED = 0.3
 NO_EFFECT = 1.3
 """`doctor/action_effect` is about 1 if actions change nothing, and 5 to 15 otherwise."""
 RATIO_ERROR = 0.03
@@ -124,7 +126,7 @@ def small_updates(signals: Signals) -> Finding | None:
         "Updates are too small",
         (signals.evidence("policy/kl", median(kl[:early]), SMALL_KL),),
         "The policy hardly changes from update to update, and the return is not better than at the start.",
-        _rate(signals, min(math.sqrt(GOOD_KL / max(median(kl[:early]), 1e-6)), 100.0)),
+        _rate(signals, min(GOOD_KL / max(median(kl[:early]), 1e-9), 100.0)),
     )
 
 
@@ -195,10 +197,10 @@ def entropy_bonus(signals: Signals) -> Finding | None:
 
 def success_from_start(signals: Signals) -> Finding | None:
     """The untrained policy always succeeds by its return."""
-    if signals.fraction < 0.05 or not signals.succeeds_untrained:
+    limit = signals.number("success.min_return")
+    if signals.fraction < 0.05 or math.isnan(limit) or not signals.succeeds_untrained:
         return None
     rate = signals.known("success_rate")[0]
-    limit = signals.number("success.min_return")
     return Finding(
         "success_from_start",
         "The untrained policy succeeds",
@@ -256,7 +258,7 @@ def blind_critic(signals: Signals) -> Finding | None:
         return None
     spread = signals.known("doctor/return_std")
     varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
-    if explained.max() > EXPLAINED or not varies or median(kl) < SMALL_KL:
+    if explained.max() > EXPLAINED or not varies or median(kl) < TINY_KL:
         return None
     return Finding(
         "blind_critic",

@@ -200,6 +200,7 @@ LEARNED_BEFORE = 5.0
 WORTH_EVALUATING = 2.0
 """Gain in training from which three evaluations of a few episodes can show that half of it is lost."""
 HALF = 0.5
+"""Share of that gain, and of the run."""
 
 
 def nothing_learned(signals: Signals) -> Finding | None:
@@ -225,6 +226,8 @@ def eval_differs(signals: Signals) -> Finding | None:
     evaluations = signals.recent("eval/return", LOOKS)
     returns = signals.known("return")
     if not len(evaluations) or signals.current_gain < WORTH_EVALUATING or signals.start is None:
+        return None
+    if signals.fraction < HALF:  # the mean of a policy that has just begun to learn may fail where its noise succeeds
         return None
     limit = signals.start[0] + HALF * (returns[-1] - signals.start[0])
     if evaluations.max() > limit:
