@@ -2,11 +2,13 @@
 
     python benchmarks/doctor/cost.py
     python benchmarks/doctor/cost.py tensor:cartpole tensor:quadrotor --device cuda --num-envs 4096 --iterations 300
+    python benchmarks/doctor/cost.py tensor:quadrotor --device cuda --seconds 20 --out cost.json
 
 Each task is trained twice at once, some iterations of each in turn: with the doctor off, and on with a clock around
 each of its calls (on a GPU the clock waits for the device). Prints a JSON line per task: the share of the time that
 the doctor's calls take, and the ratio of on to off with its 95 % interval over the turns. On a CPU the time is CPU
-time of the process; the share is the more exact of the two figures.
+time of the process; the share is the more exact of the two figures. The first turn, which compiles kernels and
+captures graphs, does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,28 +92,32 @@ def measure(task: str, arguments: argparse.Namespace) -> dict[str, Any]:
     calls = ClockedCalls(trainers["on"], now)
     seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
     number = 0
-    while not trainers["off"].finished:
+    end = time.monotonic() + arguments.seconds
+    while not trainers["off"].finished and (number < 4 or time.monotonic() < end):
         for mode in MODES[number % 2 :] + MODES[: number % 2]:
             start = now()
             trainers[mode].learn(turn)
             seconds[mode].append(now() - start)
+        if number == 0:
+            calls.seconds = 0.0
         number += 1
-    looks = sum(trainers["on"].doctor.looks_at(i + 1) for i in range(iterations))
+    done = trainers["on"].progress.iteration
+    looks = sum(trainers["on"].doctor.looks_at(i + 1) for i in range(turn, done))
     for trainer in trainers.values():
         trainer.close()
     ratios = [on / off for on, off in zip(seconds["on"][1:], seconds["off"][1:], strict=True)]
     half = 2.0 * statistics.stdev(ratios) / math.sqrt(len(ratios))
-    off = sum(seconds["off"])
+    off = sum(seconds["off"][1:])
     return {
         "task": task,
         "device": torch.cuda.get_device_name() if torch.device(arguments.device).type == "cuda" else "cpu",
         "num_envs": config.env.num_envs,
-        "iterations": iterations,
+        "iterations": done - turn,
         "looks": looks,
-        "iteration_ms": round(1e3 * off / iterations, 3),
+        "iteration_ms": round(1e3 * off / (done - turn), 3),
         "look_ms": round(1e3 * calls.seconds / looks, 3),
         "share_percent": round(100.0 * calls.seconds / off, 2),
-        "ratio": round(sum(seconds["on"]) / off, 4),
+        "ratio": round(sum(seconds["on"][1:]) / off, 4),
         "ratio_interval": [round(statistics.mean(ratios) + sign * half, 4) for sign in (-1, 1)],
     }
 
@@ -122,10 +129,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num-envs", type=int)
     parser.add_argument("--iterations", type=int, help="length of the run; the budget of the preset if not given")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time after which a task is not continued")
+    parser.add_argument("--out", type=Path, help="file for a JSON list of all results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    measured = []
     for task in arguments.tasks:
-        print(json.dumps(measure(task, arguments)), flush=True)
+        measured.append(measure(task, arguments))
+        print(json.dumps(measured[-1]), flush=True)
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(measured, indent=1) + "\n")
 
 
 if __name__ == "__main__":
