@@ -52,6 +52,8 @@ def main() -> None:
         document |= json.loads(options.out.read_text())
     populations = document.setdefault("populations", [])
 
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
     def write() -> None:
         if "preset" in document:
             goal = 0.95 * document["preset"]["mean"]
@@ -59,17 +61,23 @@ def main() -> None:
         options.out.write_text(json.dumps(document, indent=1) + "\n")
 
     with tempfile.TemporaryDirectory() as place:
-        for seed in range(len(populations), options.repetitions):
-            if time.monotonic() < until:
-                populations.append(population(Path(place), seed, options.steps, options.jobs))
-                print(json.dumps(populations[-1]), flush=True)
-                write()
-        for name, flags in single_runs().items():
+
+        def compare(name: str, flags: list[str]) -> None:
             if name not in document and time.monotonic() < until:
                 scores = sweep(Path(place), name, ["--total-steps", str(options.steps), *flags], options.jobs)
                 document[name] = {"mean": float(np.mean(scores)), "best": max(scores), "scores": scores}
                 print(name, json.dumps(document[name]), flush=True)
                 write()
+
+        others = single_runs()
+        compare("preset", others.pop("preset"))
+        for seed in range(len(populations), options.repetitions):
+            if time.monotonic() < until:
+                populations.append(population(Path(place), seed, options.steps, options.jobs))
+                print(json.dumps(populations[-1]), flush=True)
+                write()
+        for name, flags in others.items():
+            compare(name, flags)
     print(f"{document.get('reached')} of {len(populations)} reached 95 % of the preset's return")
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import sys
+from bisect import bisect_left, bisect_right
 
 import pytest
 
@@ -22,6 +23,7 @@ from canter.app.tuning.outcome import (
 from canter.app.tuning.results import UNREACHED, format_score, seconds_score
 from canter.app.tuning.runner import claim
 from canter.app.tuning.search import FRESH, TuneConfig, check_search, create_search, open_search
+from canter.app.tuning.study import PED_ANOVA, RANKS
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
@@ -237,6 +239,31 @@ def test_the_report_is_one_file_without_network(tmp_path):
         assert f"<h2>{title}</h2>" in page
     assert "http" not in page.replace("http-equiv", "")
     assert page.count("<title>trial-") == 12
+
+
+def test_the_importance_of_few_trials_is_their_rank_correlation(tmp_path):
+    search = new_search(tmp_path / "a")
+    search.next_jobs()
+    gammas = [float(texts["algorithm.gamma"]) for texts in search.study.trials]
+    some = sorted(range(12), key=gammas.__getitem__)[:5]
+    scores = {number: float(place) ** 3 for place, number in enumerate(some)}  # as gamma, so its correlation is 1
+    epochs = [int(search.study.trials[number]["algorithm.epochs"]) for number in some]
+    other = abs(spearman(range(5), epochs))
+    shares, measure = search.study.importances(scores)
+    assert measure == RANKS
+    assert shares == pytest.approx({"algorithm.gamma": 1 / (1 + other), "algorithm.epochs": other / (1 + other)})
+    assert [*shares] == ["algorithm.gamma", "algorithm.epochs"]
+    by_gamma = {number: gamma for number, gamma in enumerate(gammas)}
+    shares, measure = search.study.importances(by_gamma)
+    assert measure == PED_ANOVA and shares["algorithm.gamma"] > 0.5 and sum(shares.values()) == pytest.approx(1)
+    assert search.study.importances(dict.fromkeys(some, 1.0)) == ({}, PED_ANOVA)
+
+
+def spearman(left, right):
+    """Pearson's correlation of ranks, written out."""
+    ranks = [[(bisect_left(sorted(v), x) + bisect_right(sorted(v), x)) / 2 for x in v] for v in (left, right)]
+    a, b = ([rank - sum(own) / len(own) for rank in own] for own in ranks)
+    return sum(x * y for x, y in zip(a, b, strict=True)) / (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
 
 
 @pytest.mark.parametrize(

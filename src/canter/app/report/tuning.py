@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from canter.app.console.text import format_duration
-from canter.app.report.data import RETURN, read_run
+from canter.app.report.data import AVERAGE, GOALS, RETURN, Group, RunData, aggregate_curve, read_run
 from canter.app.report.differences import format_p
 from canter.app.report.drawing import (
     Frame,
@@ -27,9 +29,11 @@ from canter.app.report.page import REPORT, document, heading
 from canter.app.report.sections import section, setting, table
 from canter.core.storage.files import replace_file
 from canter.functional.statistics import holm_adjusted, mean_interval, welch_difference
+from canter.runs.metrics import METRICS
 
 if TYPE_CHECKING:  # experiments write reports
     from canter.app.tuning.outcome import Outcome
+    from canter.app.tuning.runner import Job
     from canter.app.tuning.search import Search
 
 WIDTH = 1040.0
@@ -52,14 +56,19 @@ def write_search_report(search: Search, outcome: Outcome) -> Path:
         "optimistic, since finalists were chosen by it."
     )
     first = search.rungs[0]
-    importance = f"Share of each setting in reaching the best quarter at {first:,} steps (PED-ANOVA), over all trials."
+    shares, measure = search.study.importances(search.rung_scores(first))
+    importance = f"Share of each setting {measure}, over all trials at {first:,} steps."
     front = "Dots: each trial on the first seed, wherever it paused. Line: no trial has a higher return in less time."
+    curves = (
+        "Thin: all trials on the first seed, as far as they trained. Bold: finalists, interquartile mean over the "
+        "fresh seeds with its 95 % bootstrap band."
+    )
     body = [
         heading(f"{trials} trials on {search.config.env.id}", facts),
         section("Finalists", finalists, finalist_table(search, outcome)),
-        section("Return", "Thin: all trials on the first seed. Bold: finalists.", trial_curves(search, outcome)),
+        section("Return", curves, trial_curves(search, outcome)),
         section("Return and time", front, front_chart(search, outcome)),
-        section("Importance", importance, importance_bar(search)),
+        section("Importance", importance, importance_bar(search, shares)),
         section("Settings and score", f"Score at {first:,} steps. Bold: finalists.", coordinates(search, outcome)),
         section("Trials", "Scores on the first seed by steps.", trial_table(search)),
     ]
@@ -103,17 +112,18 @@ def finalist_table(search: Search, outcome: Outcome) -> Markup:
 
 def trial_curves(search: Search, outcome: Outcome) -> Markup:
     """Return the learning curves of all trials, and those of the finalists on top."""
-    metric = "lta/mean" if search.config.by_average else RETURN
-    lines: list[Line] = []
-    seed = search.config.seed
-    for number in range(len(search.study.trials)):
-        folder = search.folder / f"trial-{number:03}-seed{seed}"
-        if folder.is_dir():
-            lines.append(Line("", *read_run(folder).points(metric), 6, faint=True))
+    metric = AVERAGE if search.config.by_average else RETURN
+    lines = [Line("", *run.points(metric), 6, faint=True) for run in runs_of(search, search.first_jobs(search.total))]
     for name, color in colors(outcome).items():
-        folders = sorted(search.folder.glob(f"{name}-seed*/"))
-        lines += [Line(name, *read_run(folder).points(metric), color) for folder in folders[:1]]
-    return join([legend(lines), line_chart(lines, Frame("Return", WIDTH, HEIGHT, x_label="env steps"))])
+        bold = aggregate_curve(Group(name, runs_of(search, search.fresh_jobs(name))), metric)
+        lines += [replace(bold, color=color)] if bold else []
+    return join([legend(lines), line_chart(lines, Frame(GOALS[metric], WIDTH, HEIGHT, x_label="env steps"))])
+
+
+def runs_of(search: Search, jobs: Iterable[Job]) -> list[RunData]:
+    """Return the runs that have rows of metrics; others failed before their first one."""
+    paths = [search.folder / job.name for job in jobs]
+    return [read_run(path) for path in paths if (path / METRICS).is_file()]
 
 
 def front_chart(search: Search, outcome: Outcome) -> Markup | None:
@@ -135,9 +145,8 @@ def front_chart(search: Search, outcome: Outcome) -> Markup | None:
     return join([chart, table(["Pareto front", "Steps", "Return", "Time"], rows, class_="numbers")])
 
 
-def importance_bar(search: Search) -> Markup | None:
+def importance_bar(search: Search, shares: Mapping[str, float]) -> Markup | None:
     """Return a bar with the share of each setting; None if all trials are alike."""
-    shares = search.study.importances(search.rung_scores(search.rungs[0]))
     if not shares:
         return None
     named = [(search.names[key], share) for key, share in shares.items()]

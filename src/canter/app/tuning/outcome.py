@@ -11,8 +11,7 @@ import numpy as np
 from canter.app.console.text import format_duration, format_number
 from canter.app.experiments.settings import with_overrides
 from canter.app.tuning.results import format_score
-from canter.app.tuning.runner import Job
-from canter.app.tuning.search import FRESH, KEPT, Search, trial_name
+from canter.app.tuning.search import KEPT, Search, trial_name
 from canter.app.tuning.space import plain_values
 from canter.config.files import dump_config
 from canter.core.storage.files import replace_file
@@ -54,11 +53,7 @@ class Outcome:
 
 def outcome_of(search: Search) -> Outcome:
     """Return the winner of a search that is done."""
-    first = search.config.seed + FRESH
-    seeds = range(first, first + search.study.notes["final_seeds"])
-    scores = {
-        name: [search.score_or_worst(Job(name, seed, search.total)) for seed in seeds] for name in search.finalists()
-    }
+    scores = {name: [*map(search.score_or_worst, search.fresh_jobs(name))] for name in search.finalists()}
     winner = best_mean(scores)
     own = search.search_scores(winner)
     optimistic = float(np.mean(own)) if own else None

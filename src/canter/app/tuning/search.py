@@ -285,12 +285,15 @@ class Search:
         names = self.finalists()
         if names == ["base"]:
             raise UserError(f"all {len(self.study.trials)} trials failed; see {self.folder / 'trial-000-seed*.log'}")
-        seeds = self.study.notes.get("final_seeds")
-        if seeds is None:
-            seeds = self._affordable_seeds(len(names))
-            self.study.note("final_seeds", seeds)
+        if "final_seeds" not in self.study.notes:
+            self.study.note("final_seeds", self._affordable_seeds(len(names)))
+        jobs = zip(*map(self.fresh_jobs, names), strict=True)
+        return self._missing([job for of_seed in jobs for job in of_seed])
+
+    def fresh_jobs(self, candidate: str) -> list[Job]:
+        """Return the runs of a finalist on the fresh seeds."""
         first = self.config.seed + FRESH
-        return self._missing([Job(name, seed, self.total) for seed in range(first, first + seeds) for name in names])
+        return [Job(candidate, seed, self.total) for seed in range(first, first + self.study.notes["final_seeds"])]
 
     def _affordable_seeds(self, candidates: int) -> int:
         """Return the number of fresh seeds, fewer but at least two if the time budget is too short for all."""
@@ -311,13 +314,12 @@ class Search:
 
     def rung_scores(self, steps: int) -> dict[int, float]:
         """Return the scores of the trials on the first seed at a rung, without those that failed."""
-        numbers = range(len(self.study.trials))
-        results = {number: self.result(Job(trial_name(number), self.config.seed, steps)) for number in numbers}
-        return {
-            number: float(result["score"])
-            for number, result in results.items()
-            if result is not None and result["score"] is not None
-        }
+        results = [self.result(job) or {"score": None} for job in self.first_jobs(steps)]
+        return {number: float(each["score"]) for number, each in enumerate(results) if each["score"] is not None}
+
+    def first_jobs(self, steps: int) -> list[Job]:
+        """Return the runs of all trials on the first seed up to a rung."""
+        return [Job(trial_name(number), self.config.seed, steps) for number in range(len(self.study.trials))]
 
 
 def trial_name(number: int) -> str:

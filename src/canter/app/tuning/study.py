@@ -23,6 +23,10 @@ from canter.app.tuning.space import Dimension
 JOURNAL = "study.journal"
 STARTUP_TRIALS = 10
 """Trials that are sampled uniformly before TPE (tree-structured Parzen estimators) takes over."""
+MIN_TRIALS = 8
+"""Trials below which PED-ANOVA, which compares the best quarter with all, says nothing."""
+PED_ANOVA = "in reaching the best quarter (PED-ANOVA)"
+RANKS = "in the absolute rank correlations with the score, as PED-ANOVA is undefined for these trials"
 
 
 def load_optuna() -> Any:
@@ -134,23 +138,48 @@ class Study:
             self.storage.set_trial_intermediate_value(identity, steps, score)
         self.storage.set_trial_state_values(identity, states.COMPLETE if complete else states.PRUNED, values[-1:])
 
-    def importances(self, scores: Mapping[int, float]) -> dict[str, float]:
-        """Return the share of each setting in reaching the best quarter of these scores by trial (PED-ANOVA)."""
-        if len(scores) < 4 or max(scores.values()) == min(scores.values()):
-            return {}
+    def importances(self, scores: Mapping[int, float]) -> tuple[dict[str, float], str]:
+        """Return the share of each setting in these scores by trial, the largest first, and how it was measured.
+
+        Optuna's PED-ANOVA needs some trials, and settings that tell the best ones from all; without
+        that, shares are those of the absolute rank correlations. They are empty if all scores are equal.
+        """
+        if len(set(scores.values())) < 2:
+            return {}, PED_ANOVA
+        shares = self._ped_anova(scores) if len(scores) >= MIN_TRIALS else {}
+        if shares:
+            return shares, PED_ANOVA
+        ranked = {key: self._rank_correlation(key, scores) for key in self.dimensions}
+        total = sum(ranked.values()) or 1.0
+        return dict(sorted(((key, size / total) for key, size in ranked.items()), key=lambda item: -item[1])), RANKS
+
+    def _ped_anova(self, scores: Mapping[int, float]) -> dict[str, float]:
+        """Return Optuna's shares in reaching the best quarter of the scores; empty if they are undefined."""
         states = self.optuna.trial.TrialState
+        stored = self._stored()
         with quiet(self.optuna):
             copy = self.optuna.create_study(direction="maximize")
             for number, score in scores.items():
-                stored = self._stored()[number]
-                copy.add_trial(
-                    self.optuna.trial.create_trial(
-                        state=states.COMPLETE, params=stored.params, distributions=stored.distributions, value=score
-                    )
-                )
-            evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
-            shares = self.optuna.importance.get_param_importances(copy, evaluator=evaluator)
-        return {key: share for key, share in shares.items() if math.isfinite(share)}
+                sample = {"params": stored[number].params, "distributions": stored[number].distributions}
+                copy.add_trial(self.optuna.trial.create_trial(state=states.COMPLETE, value=score, **sample))
+            try:
+                evaluator = self.optuna.importance.PedAnovaImportanceEvaluator(target_quantile=0.25)
+                shares = self.optuna.importance.get_param_importances(copy, evaluator=evaluator)
+            except (TypeError, ValueError, RuntimeError):  # also releases of Optuna with another signature
+                return {}
+        return shares if all(map(math.isfinite, shares.values())) and any(shares.values()) else {}
+
+    def _rank_correlation(self, key: str, scores: Mapping[int, float]) -> float:
+        """Return the size of Spearman's rank correlation of a setting with the scores."""
+        places = [self.dimensions[key].position(self.trials[number][key]) for number in scores]
+        ranks = [ranks_of(np.array(values)) for values in (places, [*scores.values()])]
+        return 0.0 if any(np.ptp(each) == 0 for each in ranks) else abs(float(np.corrcoef(np.stack(ranks))[0, 1]))
+
+
+def ranks_of(values: np.ndarray) -> np.ndarray:
+    """Return the rank of each value; equal values share their mean rank."""
+    below = (values[:, None] > values).sum(axis=1)
+    return below + (values[:, None] == values).sum(axis=1) / 2
 
 
 def remove_partial_line(file: Path) -> None:
