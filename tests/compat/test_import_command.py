@@ -59,6 +59,10 @@ def test_rsl_rls_file_needs_an_environment(tmp_path, capsys):
     assert f"canter train ENV --config {file}" in capsys.readouterr().err
     main(["train", "Pendulum-v1", "--config", file, "--num-envs", "4", "--dry-run"])
     assert "nothing was trained" in capsys.readouterr().out
+    for env in ([], ["--env", "Pendulum-v1"]):
+        main(["import", file, "--num-envs", "4", "--output", str(tmp_path / "ours.yaml"), *env])
+        command = "canter train --config" if env else "canter train ENV --config"
+        assert f"go on with: {command} {tmp_path / 'ours.yaml'}" in capsys.readouterr().err
 
 
 def test_refusals_end_with_one_line_and_the_report(tmp_path, capsys):

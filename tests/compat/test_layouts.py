@@ -24,8 +24,19 @@ BASE = {
 SPEC = canter.EnvSpec({"policy": canter.TensorSpec((3,))}, canter.Continuous((-1.0,) * 2, (1.0,) * 2), 4)
 
 
+IMAGE = (2, 9, 9)
+SEEING = canter.EnvSpec(
+    {"policy": canter.TensorSpec((3,)), "camera": canter.TensorSpec(IMAGE)}, canter.Continuous((-1.0,), (1.0,)), 4
+)
+CNN = {"model.policy.cnn.layers": [[4, 3, 2], [5, 3, 1, 1]], "model.policy.cnn.features": None}
+BOTH = CNN | {"model.policy.obs_groups": ["policy", "camera"]}
+ONE = CNN | {"model.policy.obs_groups": ["camera"]}
+IMPALA = ONE | {"model.policy.cnn.kind": "impala", "model.policy.cnn.depths": [3, 4], "model.shared_trunk": True}
+
+
 def build(settings):
-    return from_plain(nest(BASE | settings, {}), canter.PPOConfig()).build(SPEC, 0)
+    spec = SEEING if any(".cnn." in key for key in settings) else SPEC
+    return from_plain(nest(BASE | settings, {}), canter.PPOConfig()).build(spec, 0)
 
 
 REFUSED = [
@@ -42,6 +53,13 @@ REFUSED = [
     ({"model.policy.layer_norm": True}, None, "model.policy.layer_norm=true: no file of rl_games"),
     ({"model.distribution": "beta", "model.action_range": [-1.0, 1.0]}, None, "model.distribution=beta: rl_games"),
     ({"model.critic.hidden": [7]}, None, "model.critic: rl_games' separate critic"),
+    (ONE | {"model.policy.cnn.features": 8}, 5, "model.policy.cnn.features other than null: no file of RSL-RL 5.x"),
+    (ONE | {"model.policy.cnn.features": 8}, None, "model.policy.cnn.features other than null: no file of rl_games"),
+    (IMPALA | {"model.shared_trunk": False}, 5, "model.policy.cnn.kind=impala: no file of RSL-RL 5.x"),
+    (IMPALA | {"model.shared_trunk": False}, None, "model.policy.cnn.kind=impala: rl_games' residual network"),
+    (IMPALA | {"model.policy.obs_groups": ["camera", "policy"]}, None, "model.policy.cnn.kind=impala: rl_games'"),
+    (ONE, 3, "generation=3: RSL-RL has had policies with this encoder since 4.0"),
+    (BOTH | {"model.policy.obs_groups": ["camera", "policy"]}, 5, "obs_groups with an image before a vector"),
 ]
 
 
@@ -60,6 +78,9 @@ WRITTEN = [
     (LSTM | {"model.policy.rnn.position": "after_mlp", "model.policy.rnn.layer_norm": True}, None),
     ({"model.critic.hidden": [7], "central_value.num_minibatches": 1}, None),
     ({"model.shared_trunk": True}, None),
+    (BOTH, 5),
+    (ONE, None),
+    (IMPALA, None),
 ]
 
 
@@ -74,3 +95,60 @@ def test_others_are_written_and_read_again(settings, generation, tmp_path):
     library.load(other, library.weights_in(tree, tmp_path))
     for one, two in zip(ppo.model.parameters(), other.model.parameters(), strict=True):
         torch.testing.assert_close(one, two)
+
+
+def shapes_of(tensors):
+    return {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+
+
+def both(name, *shape):
+    """The weight and the bias of a layer."""
+    return {f"{name}.weight": shape, f"{name}.bias": shape[:1]}
+
+
+def test_images_are_written_by_the_names_and_shapes_of_rsl_rls_cnn_model():
+    ppo = build(BOTH)
+    tree = rsl_rl.dump(ppo, 1)
+    # 9 pixels become 4 by the first kernel, which the second keeps: 5 * 4 * 4 features behind 3 numbers.
+    body = both("cnns.camera.0", 4, 2, 3, 3) | both("cnns.camera.2", 5, 4, 3, 3)
+    body |= both("mlp.0", 6, 3 + 80) | both("mlp.2", 4, 6)
+    std = {"distribution.log_std_param": (1,)}
+    assert shapes_of(tree["actor_state_dict"]) == body | both("mlp.4", 1, 4) | std
+    assert shapes_of(tree["critic_state_dict"]) == body | both("mlp.4", 1, 4)
+    vectors = torch.cat([torch.ones(2, 3), torch.zeros(2, 80)], 1)
+    rows = {"policy": torch.ones(2, 3), "camera": torch.zeros(2, *IMAGE)}
+    with torch.no_grad():
+        for layer in ppo.model.actor.network.encoders[1].parameters():
+            layer.zero_()
+        encoded = ppo.model.actor.network.encode(rows)
+    assert torch.equal(encoded, vectors), "numbers first, as RSL-RL joins them"
+
+
+def test_images_are_written_by_the_names_and_shapes_of_rl_games():
+    body = both("actor_cnn.0", 4, 2, 3, 3) | both("actor_cnn.2", 5, 4, 3, 3) | both("actor_mlp.0", 6, 80)
+    body |= both("critic_cnn.0", 4, 2, 3, 3) | both("critic_cnn.2", 5, 4, 3, 3) | both("critic_mlp.0", 6, 80)
+    body |= both("actor_mlp.2", 4, 6) | both("critic_mlp.2", 4, 6) | both("value", 1, 4) | both("mu", 1, 4)
+    expected = {f"a2c_network.{name}": shape for name, shape in (body | {"sigma": (1,)}).items()}
+    model = rl_games.dump(build(ONE), 1, 1, 0.0)["model"]
+    assert shapes_of(model) == expected
+    parts = [name.split(".")[1] for name in model]
+    order = ["sigma", "actor_cnn", "critic_cnn", "actor_mlp", "critic_mlp", "value", "mu"]
+    assert list(dict.fromkeys(parts)) == order, "of rl_games' modules, which its optimizer follows"
+
+
+def test_residual_blocks_are_written_by_the_names_and_shapes_of_rl_games():
+    gru = {"model.policy.rnn.cell": "gru", "model.policy.rnn.hidden": 7, "model.policy.rnn.position": "before_mlp"}
+    model = rl_games.dump(build(IMPALA | gru), 1, 1, 0.0)["model"]
+    blocks = [f"res_block{i}.conv{j}.conv" for i in (1, 2) for j in (1, 2)]
+    body = {}
+    for stage, (before, channels) in enumerate([(2, 3), (3, 4)]):
+        body |= both(f"cnn.{stage}.conv.conv", channels, before, 3, 3)
+        for name in blocks:
+            body |= both(f"cnn.{stage}.{name}", channels, channels, 3, 3)
+    # 9 pixels become 5, then 3: 4 * 3 * 3 features.
+    body |= {f"rnn.rnn.{kind}_{part}_l0": (21, 36 if part == "ih" else 7)[: 1 + (kind == "weight")]
+             for kind in ("weight", "bias") for part in ("ih", "hh")}  # fmt: skip
+    body |= both("mlp.0", 6, 7) | both("mlp.2", 4, 6) | both("value", 1, 4) | both("mu", 1, 4) | {"sigma": (1,)}
+    assert shapes_of(model) == {f"a2c_network.{name}": shape for name, shape in body.items()}
+    parts = list(dict.fromkeys(name.split(".")[1] for name in model))
+    assert parts == ["sigma", "cnn", "rnn", "mlp", "value", "mu"], "of rl_games' modules, which its optimizer follows"

@@ -106,6 +106,16 @@ def test_an_agent_keeps_the_numbers_of_the_release_that_is_asked_for(tmp_path, m
         assert runner.agent.imported.report.dialect.startswith(f"rl_games {release[9:]} (")
 
 
+def test_an_agent_prints_the_release_which_is_the_installed_one(tmp_path, monkeypatch, capsys):
+    for installed in ("1.6.1", "1.6.5", "2.0.0"):
+        monkeypatch.setattr("canter.compat.settings.rl_games.installed_version", lambda version=installed: version)
+        runner = Runner()
+        runner.load(settings(tmp_path, config__max_epochs=1))
+        runner.run({"train": True})
+        assert f"(as rl_games {installed} is installed; --source names another)" in capsys.readouterr().out
+        assert runner.agent.algorithm.config.bootstrap_truncated is (installed != "1.6.1")
+
+
 def test_a_recurrent_central_value_takes_rl_games_steps_with_parity():
     recurrent = CENTRAL | {"network": CENTRAL["network"] | {"rnn": {"name": "lstm", "units": 4, "layers": 1}}}
     given = rl_games(config__central_value_config=recurrent)

@@ -59,6 +59,21 @@ def test_the_defaults_of_a_generation_are_its_own():
     assert old.optimizer.learning_rate.initial == 1e-3 and not hasattr(old.optimizer.learning_rate, "target_kl")
 
 
+def test_zeros_around_an_image_are_as_many_as_rsl_rls():
+    # ceil((kernel - stride) / 2) on each side, by RSL-RL's _compute_padding where the stride divides the side.
+    cnn = {"output_channels": [8, 8, 8], "kernel_size": [8, 4, 3], "stride": [4, 1, 2], "padding": "zeros"}
+    imported = import_config(changed(RSL_RL, {"actor.cnn_cfg": cnn}), num_envs=4)
+    assert imported.config.algorithm.model.policy.cnn.layers == ((8, 8, 4, 2), (8, 4, 1, 2), (8, 3, 2, 1))
+    (padding,) = [each for each in imported.report.entries if each.key == "actor.cnn_cfg.padding"]
+    assert padding.why.startswith("right for images whose sides the strides divide")
+
+
+def test_a_difference_of_both_networks_is_reported_once():
+    imported = import_config(GENERATIONS[2], num_envs=8)
+    always = [each.why for each in imported.report.entries if not each.key]
+    assert always and len(always) == len(set(always))
+
+
 def test_the_imported_run_trains():
     groups = changed(RSL_RL, {"obs_groups": {}})
     config = import_config(groups, num_envs=4, env="Pendulum-v1").config

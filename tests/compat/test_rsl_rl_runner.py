@@ -98,6 +98,23 @@ def test_time_outs_metrics_and_unknown_last_observations():
     assert step.metrics["reward/distance"].dim() == 0 and step.metrics["count"] == 3 and "text" not in step.metrics
 
 
+class Seeing(Robots):
+    """The same points, with an image before the numbers."""
+
+    def get_observations(self):
+        return {"camera": self.place.view(8, 1, 1, OBS).expand(8, 1, OBS, OBS), "policy": self.place.clone()}
+
+
+def test_images_come_behind_vectors_as_rsl_rl_joins_them():
+    cnn = {"output_channels": [2], "kernel_size": [3], "stride": 1}
+    groups = {"actor": ["camera", "policy"], "critic": ["camera", "policy"]}
+    config = settings(obs_groups=groups, actor__cnn_cfg=cnn, critic__cnn_cfg=cnn)
+    runner = OnPolicyRunner(Seeing(), config, device="cpu")
+    ppo = runner.alg.ppo
+    assert ppo.model.actor.network.groups == ppo.model.critic.network.groups == ("policy", "camera")
+    runner.alg.save()
+
+
 def test_parts_of_a_file_and_signatures_of_all_generations(tmp_path):
     runner = OnPolicyRunner(Robots(), settings(), device="cpu")
     runner.learn(2)

@@ -8,6 +8,7 @@ from torch import nn
 
 from canter.algorithms.ppo import PPO
 from canter.core.plain import ConfigError
+from canter.nn.cnn import CNN, Residual
 from canter.nn.distributions import Beta
 from canter.nn.mlp import D2RL
 from canter.nn.network import Network
@@ -18,15 +19,30 @@ def _has_norm(part: nn.Module) -> bool:
     return any(isinstance(layer, nn.LayerNorm) for layer in part.modules())
 
 
+def is_impala(network: Network) -> bool:
+    """Return True for an encoder of residual blocks."""
+    return any(isinstance(layer, Residual) for layer in network.encoders.modules())
+
+
+def _images_last(network: Network) -> bool:
+    images = [isinstance(encoder, CNN) for encoder in network.encoders]
+    return images == sorted(images)
+
+
 FEATURES: dict[str, Callable[[Network], bool]] = {
     "d2rl=true": lambda network: isinstance(network.hidden, D2RL),
     "layer_norm=true": lambda network: _has_norm(network.hidden),
+    "cnn.features other than null": lambda network: any(
+        isinstance(layer, nn.Linear) for layer in network.encoders.modules()
+    ),
+    "cnn.kind=impala": is_impala,
+    "obs_groups with an image before a vector": lambda network: not _images_last(network),
     "rnn.position=after_mlp": lambda network: not network.rnn_first,
     "rnn.layer_norm=true": lambda network: _has_norm(network.memory),
     "rnn.concat_input=true": lambda network: network.concat_input,
 }
 """Settings of a network that change the layers of a file."""
-RL_GAMES = ("d2rl=true", "layer_norm=true")
+RL_GAMES = ("d2rl=true", "layer_norm=true", "cnn.features other than null")
 """Features that rl_games 1.6 lacks: it names the layers of d2rl otherwise, and builds layers without norms."""
 
 
@@ -36,6 +52,12 @@ def check_rl_games(ppo: PPO) -> None:
     if isinstance(ppo.policy.distribution, Beta):
         raise ConfigError("model.distribution=beta: rl_games' policies are Gaussian, tanh-Gaussian or discrete")
     apart = not ppo.model.shared_trunk and ppo.config.central_value is None
+    residual = [network for network in _standard(ppo).values() if is_impala(network)]
+    if residual and (apart or any(len(network.groups) > 1 for network in residual)):
+        raise ConfigError(
+            "model.policy.cnn.kind=impala: rl_games' residual network reads one image, and is shared by policy and "
+            "values; train with algorithm.model.shared_trunk=true and one observation group"
+        )
     shapes = [[parameter.shape for parameter in network.parameters()] for network in _standard(ppo).values()]
     if apart and shapes[:1] != shapes[1:]:
         raise ConfigError(

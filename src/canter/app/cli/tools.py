@@ -101,7 +101,8 @@ def import_command(arguments: argparse.Namespace) -> None:
     replace_file(output, text.encode())
     report = output.with_suffix(".report.json")
     replace_file(report, (json.dumps(imported.report.plain(), indent=1) + "\n").encode())
-    next_step = f"go on with: canter train --config {output}"
+    named = "" if imported.names_env else " ENV"
+    next_step = f"go on with: canter train{named} --config {output}"
     print(f"Settings are in {output}, the report in {report}; {next_step}", file=sys.stderr)
 
 

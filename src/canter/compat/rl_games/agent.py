@@ -144,7 +144,8 @@ class Agent:
         self.imported = imported_settings(
             params, self.parity, num_actors, self.num_agents, self.release, tuple(self.ignore), self.vec_env.spec
         )
-        _log.info("settings of %s", self.imported.report.dialect)
+        if is_first():
+            print(f"settings of {self.imported.report.dialect}", flush=True)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
         self.name = str(self.config.get("name", "run"))
         given = self.config.get("full_experiment_name")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from canter.algorithms.extensions.amp import AMP
 from canter.algorithms.ppo import PPO
-from canter.compat.layout import check_rl_games
+from canter.compat.layout import check_rl_games, is_impala
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rl_games.own_network import OwnNetwork
 from canter.compat.weights import (
@@ -200,19 +201,41 @@ def _body(part: nn.Module, role: str, at: str, name: str = "actor", prefix: str 
 
     Rl_games calls a single network the actor's.
     """
-    hidden = f"{at}.{name}_mlp"
-    cnn = f"{at}.{name}_cnn"
+    network = network_of(part, role)
+    own = "" if is_impala(network) else f"{name}_"
+    hidden = f"{at}.{own}mlp"
+    cnn = f"{at}.{own}cnn"
     rnn = f"{at}.{prefix}rnn.rnn"
     norm = f"{at}.{prefix}layer_norm"
-    return [*network_links(network_of(part, role), f"{role}.network", hidden, rnn, norm, cnn)]
+    links = network_links(network, f"{role}.network", hidden, rnn, norm, cnn)
+    return [_of_block(link) if link.theirs.startswith(f"{at}.cnn.") else link for link in links]
+
+
+BLOCKS = {
+    "0": "conv.conv",
+    "2.layers.1": "res_block1.conv1.conv",
+    "2.layers.3": "res_block1.conv2.conv",
+    "3.layers.1": "res_block2.conv1.conv",
+    "3.layers.3": "res_block2.conv2.conv",
+}
+"""Convolutions of a stage of IMPALA's encoder, which has four layers here, by rl_games' names."""
+
+
+def _of_block(link: Link) -> Link:
+    """Return the link of a convolution of IMPALA's encoder, by rl_games' name."""
+    at, _, name = link.theirs.partition(".cnn.")
+    number, _, rest = name.partition(".")
+    stage, layer = divmod(int(number), 4)
+    place, _, kind = f"{layer}.{rest}".rpartition(".")
+    return replace(link, theirs=f"{at}.cnn.{stage}.{BLOCKS[place]}.{kind}")
 
 
 def _place(link: Link) -> int:
     """Return the position of a parameter.
 
-    Encoders, hidden layers of the actor, of the critic, recurrent layers.
+    Encoders, hidden layers, recurrent layers; with IMPALA's encoder these come before hidden layers.
     """
-    order = ("actor_cnn", "critic_cnn", "actor_mlp", "critic_mlp", "rnn.", "layer_norm")
+    order = ("cnn.", "_mlp.", "rnn.", "layer_norm", ".mlp.")
     return next(i for i, name in enumerate(order) if name in link.theirs)
 
 

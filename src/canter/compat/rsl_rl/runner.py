@@ -181,9 +181,9 @@ class OnPolicyRunner:
         once more."""
 
     def _with_groups(self, train_cfg: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return settings with RSL-RL's default observation groups.
+        """Return settings with RSL-RL's default observation groups: the group of the network's name, else `policy`.
 
-        The group of the network's name, else `policy`.
+        Images come last, as RSL-RL joins them behind vectors.
         """
         known = self.adapter.spec.obs
         groups = dict(train_cfg.get("obs_groups") or {})
@@ -193,6 +193,7 @@ class OnPolicyRunner:
         for name in (actor, "critic"):
             if name not in groups:
                 groups[name] = [name if name in known else "policy"]
+            groups[name] = sorted(groups[name], key=lambda group: group in known and len(known[group].shape) == 3)
         return {**train_cfg, "obs_groups": groups}
 
     def _build(self, config: TrainConfig) -> tuple[Trainer, Any]:

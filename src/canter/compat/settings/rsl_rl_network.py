@@ -182,7 +182,10 @@ def convolutions(s: Section) -> None:
     layers = [list(layer) for layer in zip(channels, kernels, strides, strict=True)]
     if s.raw("padding", "none") == "zeros":
         for layer in layers:
-            layer.append((layer[1] - 1) // 2)
+            layer.append(max(0, math.ceil((layer[1] - layer[2]) / 2)))
+        if max(strides) > 1:
+            why = "right for images whose sides the strides divide; RSL-RL pads others by their size"
+            s.changed("padding", why, s.setting("layers"))
     s.set("layers", layers, "output_channels")
 
 

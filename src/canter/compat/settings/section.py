@@ -63,8 +63,10 @@ class ImportReport:
     entries: list[Entry] = field(default_factory=list)
 
     def add(self, key: str, value: Any, status: Status, to: str = "", why: str = "") -> None:
-        """Append the entry of one key."""
-        self.entries.append(Entry(key, value, status, to, why))
+        """Append the entry of one key, or of a difference that was not reported before."""
+        entry = Entry(key, value, status, to, why)
+        if key or entry not in self.entries:
+            self.entries.append(entry)
 
     def of(self, status: Status) -> list[Entry]:
         """Return all entries with one status."""
