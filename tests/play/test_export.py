@@ -198,6 +198,12 @@ def test_nothing_is_overwritten(tmp_path):
     ("change", "message"),
     [
         (lambda obs, state: ({"polcy": obs["policy"]}, state), "obs lacks the group 'policy' .* did you mean polcy"),
+        (lambda obs, state: (obs["policy"], state), "obs is a Tensor, expected a dict of the groups policy"),
+        (
+            lambda obs, state: ({"policy": obs["policy"][:, 1:]}, state),
+            r"obs 'policy' is \[2, 6\], torch.float32, expected \['M', 7\], torch.float32",
+        ),
+        (lambda obs, state: ({"policy": obs["policy"] * math.nan}, state), "obs 'policy' has NaN or infinity"),
         (lambda obs, state: (obs, ()), "state has 0 tensors, but the policy's recurrent state has 4"),
         (lambda obs, state: ({"policy": obs["policy"][:1]}, state), "1 observations are too few"),
     ],
@@ -208,6 +214,23 @@ def test_inputs_that_do_not_fit_are_refused(change, message, tmp_path):
     policy = config.build_policy(env.spec)
     with pytest.raises(ExportError, match=message):
         export_policy(policy, tmp_path / "a.pt2", "torch", *change(*collect_inputs(policy, env, 2, seed=0)))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "message"),
+    [
+        ("a.pt2", {"format": "onx"}, "format 'onx' is unknown: did you mean onnx?"),
+        ("a.npz", {"format": "c"}, r"a.npz: expected the suffix .h for the format c"),
+        ("a.h", {"format": "c", "weights": "int4"}, "weights 'int4' are unknown: did you mean int8?"),
+        ("a.h", {"format": "c", "policy": "runs/a"}, "policy is 'runs/a', expected a Policy"),
+    ],
+)
+def test_other_files_and_formats_are_refused(file, options, message, tmp_path):
+    policy = ModelConfig().build_policy(Noise(VECTOR, BOX).spec)
+    arguments = {"policy": policy, "path": tmp_path / file, "obs": {"policy": torch.zeros(2, 7)}}
+    with pytest.raises(ExportError, match=message):
+        export_policy(**(arguments | options))
     assert list(tmp_path.iterdir()) == []
 
 

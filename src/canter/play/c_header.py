@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from canter.core.interface import UNKNOWN
-from canter.play.program import ExportError, Program, Weights
+from canter.play.program import ExportError, Program, Weights, quantization_scale
 
 KERNELS = Path(__file__).with_name("policy_kernels.h")
 TILE = 32
@@ -207,7 +208,7 @@ class _Writer:
         function = "policy_linear"
         arguments = name
         if self.weights == "int8":
-            scale = np.maximum(np.abs(matrix).max(1, keepdims=True), np.float32(1e-30)) / np.float32(127)
+            scale = quantization_scale(torch.from_numpy(matrix)).numpy()
             values = ", ".join(map(str, _tiles(np.rint(matrix / scale).astype(np.int8))))
             self.constants.append(f"static const signed char {name}[{matrix.size}] = {{{values}}};\n")
             self.constants.append(f"static const float {name}_scale[{outputs}] = {{{_list(scale[:, 0])}}};\n")

@@ -19,11 +19,11 @@ import math
 import os
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -107,12 +107,20 @@ def export_policy(
     header and a NumPy file (`canter.runtime`) act for one robot and keep the state themselves; a
     header may have `weights` of 8 bits.
     """
+    if not isinstance(policy, Policy):
+        raise ExportError(f"policy is {policy!r}, expected a Policy: canter.load_policy returns that of a run or file")
     path = Path(path)
     report = path.with_name(f"{path.name}.json")
     contract_path = contract_file(path)
     for file in (path, report):
         if file.exists():
             raise ExportError(f"{file} already exists; remove it or export to another name")
+    if format not in SUFFIXES:
+        raise ExportError(f"format {format!r} is unknown: {nearest(format, SUFFIXES)}")
+    if path.suffix != SUFFIXES[format]:
+        raise ExportError(f"{path}: expected the suffix {SUFFIXES[format]} for the format {format}")
+    if weights not in get_args(Weights):
+        raise ExportError(f"weights {weights!r} are unknown: {nearest(weights, get_args(Weights))}")
     if weights == "int8" and format != "c":
         raise ExportError(f"weights of int8 are for a C header, not for {format}")
     function = _Function(policy)
@@ -161,9 +169,17 @@ class _Function(nn.Module):
 
     def select(self, obs: Obs, state: State) -> Inputs:
         """Return the groups that the policy reads, in the order of the inputs, and the state."""
+        if not isinstance(obs, Mapping):
+            raise ExportError(f"obs is a {type(obs).__name__}, expected a dict of the groups {', '.join(self.groups)}")
         for name in self.groups:
             if name not in obs:
                 raise ExportError(f"obs lacks the group {name!r} that the policy reads: {nearest(name, obs)}")
+            spec = self.policy.spec.obs[name]
+            if (obs[name].shape[1:], obs[name].dtype) != (spec.shape, spec.dtype):
+                got = f"{list(obs[name].shape)}, {obs[name].dtype}"
+                raise ExportError(f"obs {name!r} is {got}, expected {['M', *spec.shape]}, {spec.dtype}")
+            if not obs[name].isfinite().all():
+                raise ExportError(f"obs {name!r} has NaN or infinity, and the file is verified on it: pass other obs")
         parts = len(tree_leaves(self.policy.initial_state(1)))
         if len(tree_leaves(state)) != parts:
             raise ExportError(
