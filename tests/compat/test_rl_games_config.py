@@ -9,8 +9,7 @@ import pytest
 import torch
 from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
 
-from canter.app.tuning.exploit import PbtConfig
-from canter.app.tuning.imported import imported_pbt
+from canter.app.tuning.exploit import PbtConfig, imported_pbt
 from canter.app.tuning.pbt import check_population
 from canter.compat import ImportRefused, import_config
 from canter.core.plain import ConfigError

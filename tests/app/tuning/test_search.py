@@ -22,8 +22,9 @@ from canter.app.tuning.outcome import (
 )
 from canter.app.tuning.results import UNREACHED, format_score, seconds_score
 from canter.app.tuning.runner import claim
-from canter.app.tuning.search import FRESH, TuneConfig, check_search, create_search, open_search
+from canter.app.tuning.search import FRESH, TuneConfig
 from canter.app.tuning.study import PED_ANOVA, RANKS
+from canter.app.tuning.tune import check_search, create_search, open_search
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
@@ -199,7 +200,7 @@ def test_trials_that_fail_are_the_worst_and_a_search_without_any_other_says_so(t
 
     search = run_all(new_search(tmp_path / "a", trials=24), fails_often)
     assert all(number % 2 == 0 for number in search.rung_scores(1000))
-    with pytest.raises(UserError, match=r"all 12 trials failed; see .*trial-000"):
+    with pytest.raises(UserError, match=r"all 12 trials failed; see the files \*.log in .*b"):
         run_all(new_search(tmp_path / "b"), lambda search, job: None)
 
 

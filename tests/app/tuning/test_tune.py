@@ -11,7 +11,7 @@ import time
 import pytest
 
 import canter
-from canter.app.tuning.search import open_search
+from canter.app.tuning.tune import open_search
 from canter.config.files import read_config
 from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.lock import is_locked

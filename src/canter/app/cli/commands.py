@@ -159,6 +159,7 @@ as needed by settings that are lists themselves. All combinations are run.
             Argument("--seeds", "seeds of the best trials in the search, at most (default 3)", "N", positive_int),
             Argument("--finalists", "trials that train on fresh seeds (default 3)", "N", positive_int),
             Argument("--final-seeds", "fresh seeds (default 5)", "N", positive_int),
+            Argument("--population", "trials side by side in one program, on tensor environments", "N", positive_int),
             *PBT_ARGUMENTS,
             *CONFIG_ARGUMENTS,
             run_dir("the search's folder goes"),

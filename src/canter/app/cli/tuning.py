@@ -21,23 +21,29 @@ from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import import_settings, is_foreign_file, merged_config
 from canter.app.console.text import printable, terminal_stream, two_columns
 from canter.app.experiments.session import program
-from canter.app.tuning.exploit import PbtConfig
-from canter.app.tuning.imported import imported_pbt
+from canter.app.tuning.exploit import PbtConfig, imported_pbt
 from canter.app.tuning.outcome import outcome_lines, progress_of
 from canter.app.tuning.pbt import PLAN as POPULATION_PLAN
 from canter.app.tuning.pbt import Population, open_population, population_lines, population_progress
 from canter.app.tuning.runner import OnChange, Plan, run_plan
-from canter.app.tuning.search import PLAN, Search, TuneConfig, open_search
+from canter.app.tuning.search import PLAN, Search, TuneConfig
 from canter.app.tuning.space import Dimension, read_space
 from canter.app.tuning.study import load_optuna
-from canter.app.tuning.tune import finish, finish_population, new_population, new_search
+from canter.app.tuning.tune import (
+    default_jobs,
+    finish,
+    finish_population,
+    new_population,
+    new_search,
+    open_search,
+)
 from canter.core.distributed import cores
 
 SHOWN_LINES = 8
 """Runs that ended last, in the live display of a search."""
 PBT = "pbt."
 """Beginning of the flags of a population."""
-SEARCH_FLAGS = ("trials", "budget", "objective", "seeds", "finalists", "final_seeds")
+SEARCH_FLAGS = ("trials", "budget", "objective", "seeds", "finalists", "final_seeds", "population")
 Progress = Callable[[Any], dict[str, str]]
 
 
@@ -50,7 +56,9 @@ def tune_command(arguments: argparse.Namespace) -> None:
         return
     load_optuna()
     search = new_search_of(arguments) if folder is None else continued(folder, arguments)
-    announce(f"Searching {search.config.env.id}", search.folder, search.dimensions, search.names, arguments)
+    arguments.jobs = arguments.jobs or default_jobs(search)
+    together = f", {search.tune.population} trials side by side in a run" if search.tune.population else ""
+    announce(f"Searching {search.config.env.id}{together}", search.folder, search.dimensions, search.names, arguments)
     run_or_stop(search, arguments, progress_of)
     result = finish(search)
     print("\n".join(outcome_lines(search, result.outcome)))
@@ -64,15 +72,14 @@ def announce(
 ) -> None:
     """Print the first lines of a search or a population."""
     ranges = {names[part.key]: part.spec for part in dimensions}
-    jobs = arguments.jobs or cores()
-    print(f"{what}, {jobs} runs at a time, in {folder}\n{two_columns(ranges)}", flush=True)
+    print(f"{what}, {arguments.jobs} runs at a time, in {folder}\n{two_columns(ranges)}", flush=True)
 
 
 def run_or_stop(plan: Plan, arguments: argparse.Namespace, progress: Progress) -> None:
     """Carry out a plan; at Ctrl-C say how it continues."""
     try:
         with exit_on_sigterm(), plan_display(progress) as on_change:
-            run_plan(plan, arguments.jobs or cores(), on_change)
+            run_plan(plan, arguments.jobs, on_change)
     except KeyboardInterrupt:
         print(f"canter: stopped; go on with: {program()} tune {shlex.quote(str(plan.folder))}", file=sys.stderr)
         sys.exit(130)
@@ -91,6 +98,7 @@ def pbt_command(arguments: argparse.Namespace, folder: Path | None) -> None:
     else:
         refuse_changes(arguments, folder, {"--jobs", "--run-dir", "--pbt"})
         population = open_population(folder)
+    arguments.jobs = arguments.jobs or cores()
     what = f"Training {population.pbt.members} members on {population.config.env.id}"
     announce(what, population.folder, population.dimensions, population.names, arguments)
     run_or_stop(population, arguments, population_progress)

@@ -12,23 +12,18 @@ from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.check.before_run import check_machine
 from canter.app.console.console import ConsoleKind, make_console
 from canter.app.experiments.folders import check_name, new_run
+from canter.app.experiments.members import MEMBER_EPISODES, score_members
 from canter.app.experiments.session import announcement, run_experiment
 from canter.app.experiments.train import plan_run
 from canter.config import TrainConfig
 from canter.core.plain import from_plain
 from canter.core.registry import UserError
-from canter.core.seeding import derive_seed
 from canter.envs import closed_quietly
 from canter.envs.imports import refuse_while_importing
 from canter.nn.actor_critic import Policy
-from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate
-from canter.runs.records import RUNS, write_score
+from canter.play.evaluation import Evaluation
+from canter.runs.records import RUNS
 from canter.training.members import member_name
-
-EVAL_EPISODES = 32
-"""Episodes in which each member is evaluated by default."""
-EVAL_STEPS = 100_000
-"""Steps of each environment after which the evaluation is given up."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +67,7 @@ def train_population(
     console: ConsoleKind = "auto",
     run_dir: str | Path = RUNS,
     name: str | None = None,
-    episodes: int = EVAL_EPISODES,
+    episodes: int = MEMBER_EPISODES,
     **settings: Any,
 ) -> PopulationResult:
     """Train members with different settings side by side in one program, on a tensor environment.
@@ -100,7 +95,10 @@ def train_population(
             population, folder, env=env, writers=[make_console(console)], final_evaluation=False, notify=notify
         )
     assert isinstance(result.algorithm, PopulationPPO)
-    return PopulationResult(folder.path, evaluate_members(population, result.algorithm, folder.path, episodes))
+    scores, _ = score_members(population, result.algorithm, folder.path, episodes)
+    paths = [folder.path / member_name(member) for member in range(result.algorithm.size)]
+    parts = zip(population.single_runs(), paths, result.algorithm.views, scores, strict=True)
+    return PopulationResult(folder.path, [MemberResult(*part) for part in parts])
 
 
 def population_config(config: TrainConfig, members: int | Sequence[MemberConfig | Mapping[str, Any]]) -> TrainConfig:
@@ -124,28 +122,3 @@ def population_config(config: TrainConfig, members: int | Sequence[MemberConfig 
         total_steps=steps,
         until=replace(config.until, steps=limit),
     )
-
-
-def evaluate_members(config: TrainConfig, population: PopulationPPO, folder: Path, episodes: int) -> list[MemberResult]:
-    """Play new episodes with all members side by side; note the scores in their folders."""
-    singles = config.single_runs()
-    env = replace(config.env, num_envs=episodes * population.size)
-    with closed_quietly(env.build(config.device)) as playing:
-        try:
-            seed = derive_seed(config.seed, "eval")
-            played = evaluate(population.all_policies, playing, env.num_envs, seed, max_steps=EVAL_STEPS)
-            scores: list[Evaluation | None] = [
-                Evaluation(played.return_[i : i + episodes], played.length[i : i + episodes])
-                for i in range(0, env.num_envs, episodes)
-            ]
-        except EpisodesUnfinished:
-            scores = [None] * population.size
-    results = []
-    for member, (single, score) in enumerate(zip(singles, scores, strict=True)):
-        path = folder / member_name(member)
-        if score is not None:
-            low, high = score.confidence_interval
-            record = {"mean": score.mean, "std": score.std, "low": low, "high": high, "episodes": episodes}
-            write_score(path, record)
-        results.append(MemberResult(single, path, population.views[member], score))
-    return results

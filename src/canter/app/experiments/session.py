@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from canter.algorithms.base import Algorithm, title_of
+from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.check.plan import format_count
 from canter.app.console.text import format_clock, two_columns
+from canter.app.experiments.members import MEMBER_EPISODES, score_members
 from canter.config import TrainConfig
 from canter.core.distributed.world import world
 from canter.core.registry import UserError
@@ -203,7 +205,12 @@ def run_experiment(
         steps = f"{progress.env_steps:,} steps in {format_clock(progress.spent)}"
         notify(f"Training ended by {progress.ended_by}, after {steps}")
         score = None
-        if final_evaluation:
+        if final_evaluation and isinstance(algorithm, PopulationPPO):
+            episodes = MEMBER_EPISODES if final_evaluation is True else int(final_evaluation)
+            scores, text = score_members(config, algorithm, None if unsaved else path, episodes)
+            score = scores[algorithm.leader]
+            notify(text)
+        elif final_evaluation:
             reusable = env if only_env or reset_is_clean(env) else None
             episodes = affordable_episodes(progress) if final_evaluation is True else int(final_evaluation)
             score, text = final_score(config, algorithm.policy, None if unsaved else path, reusable, notify, episodes)

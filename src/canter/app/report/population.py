@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ import numpy as np
 
 from canter.app.report.charts import SMALL
 from canter.app.report.data import RETURN, read_run
-from canter.app.report.drawing import Frame, Line, Markup, element, format_si, join, legend, line_chart
+from canter.app.report.drawing import Frame, Line, Markup, css_color, element, format_si, join, legend, line_chart
 from canter.app.report.page import REPORT, document, heading
 from canter.app.report.sections import section, setting, table
 from canter.core.storage.files import replace_file
@@ -74,7 +76,7 @@ def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
         known = sorted(score for score in scores if score is not None)
         for member in members:
             score = scores[member]
-            share = 0.0 if score is None else (known.index(score) + 1) / len(known)
+            share = 0.0 if score is None else bisect_right(known, score) / len(known)
             texts = ", ".join(population.lineage.settings(member, number).values())
             tip = element("title", f"{end:,} steps: {format_si(score)}; {texts}")
             box = {"x": x[number] + 1, "y": lanes[member] - BAR, "width": x[number + 1] - x[number] - 2}
@@ -83,20 +85,20 @@ def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
     for number, (_, changes) in enumerate(population.lineage.rounds):
         for change in changes:
             if change.source != change.member:
-                ancestral = line[number] == change.source and line[number + 1] == change.member
-                look = "line c1" if ancestral else "line faint c6"
-                ends = {"x1": x[number + 1] - 5, "x2": x[number + 1] + 5}
-                marks.append(_edge(ends, lanes[change.source], lanes[change.member], look))
-    for number, member in enumerate(line):
-        marks.append(_edge({"x1": x[number] + 5, "x2": x[number + 1] - 5}, lanes[member], lanes[member], "line c1"))
+                marks.append(
+                    _path([x[number + 1] - 5, x[number + 1] + 5], [lanes[change.source], lanes[change.member]], 6)
+                )
+    ends = np.stack([x[:-1] + 5, x[1:] - 5], axis=1).ravel()
+    marks.append(_path([x[0], *ends[1:-1], x[-1]], np.repeat([lanes[member] for member in line], 2), 1))
     for place, text in ((x[0], "0"), (x[-1], f"{population.total:,} env steps")):
         marks.append(element("text", text, x=float(place), y=height - 8, class_="mid muted"))
     box = f"0 0 {WIDTH:g} {height:g}"
     return element("svg", *marks, class_="chart", viewBox=box, role="img", aria_label="Lineage")
 
 
-def _edge(ends: dict[str, float], y1: float, y2: float, look: str) -> Markup:
-    return element("path", d=f"M{ends['x1']:.1f},{y1:.1f} L{ends['x2']:.1f},{y2:.1f}", class_=look)
+def _path(x: Iterable[float], y: Iterable[float], color: int) -> Markup:
+    points = " ".join(f"{left:.1f},{top:.1f}" for left, top in zip(x, y, strict=True))
+    return element("path", d=f"M{points}", class_=f"line {css_color(color)}")
 
 
 def member_curves(population: Population, outcome: PbtOutcome) -> Markup:
@@ -118,8 +120,8 @@ def settings_charts(population: Population, outcome: PbtOutcome) -> Markup:
     for part in population.dimensions:
         lines: list[Line] = []
         for member in range(population.pbt.members):
-            lines.append(Line("", *_path(population, part.key, [member] * len(line)), 6, faint=True))
-        lines.append(Line("", *_path(population, part.key, line), 1))
+            lines.append(Line("", *setting_steps(population, part.key, [member] * len(line)), 6, faint=True))
+        lines.append(Line("", *setting_steps(population, part.key, line), 1))
         scale = {"linear": "", "log": "log10", "log1m": "log10 of the distance from 1"}[part.scale]
         caption = [
             element("b", population.names[part.key]),
@@ -130,7 +132,7 @@ def settings_charts(population: Population, outcome: PbtOutcome) -> Markup:
     return element("div", *figures, class_="multiples")
 
 
-def _path(population: Population, key: str, members: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def setting_steps(population: Population, key: str, members: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and values of a setting, on its scale, of who is at each place in the line."""
     part = next(part for part in population.dimensions if part.key == key)
     ends = [0, *population.steps]

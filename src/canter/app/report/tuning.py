@@ -122,7 +122,7 @@ def trial_curves(search: Search, outcome: Outcome) -> Markup:
 
 def runs_of(search: Search, jobs: Iterable[Job]) -> list[RunData]:
     """Return the runs that have rows of metrics; others failed before their first one."""
-    paths = [search.folder / job.name for job in jobs]
+    paths = [search.path(job) for job in jobs]
     return [read_run(path) for path in paths if (path / METRICS).is_file()]
 
 

@@ -153,7 +153,12 @@ def best_so_far(search: Search) -> tuple[str, float, int] | None:
 
 
 def costs(search: Search) -> dict[str, Cost]:
-    """Return the cost of every run on the first seed of the search, by `NAME@STEPS`."""
+    """Return the cost of every run on the first seed of the search, by `NAME@STEPS`.
+
+    Members of a population share their seconds, so there are no costs to compare.
+    """
+    if search.tune.population:
+        return {}
     first = f"-seed{search.config.seed}@"
     notes = {key: note for key, note in search.study.notes.items() if first in key}
     known = {key: note for key, note in notes.items() if note.get("return") is not None}

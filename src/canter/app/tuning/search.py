@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,9 @@ from canter.app.tuning.runner import Job
 from canter.app.tuning.space import build_space, setting_flags, setting_names
 from canter.app.tuning.study import Study
 from canter.config import TrainConfig
-from canter.config.files import dump_config, read_config
-from canter.core.plain import ConfigError, check_range, from_plain, to_plain
+from canter.core.plain import check_range
 from canter.core.registry import UserError
-from canter.core.storage.files import Malformed, read_json, replace_file, write_json
-from canter.envs.imports import PYTHON, allowed_imports
+from canter.envs.imports import allowed_imports
 from canter.runs.metrics import METRICS
 
 PLAN = "tune.json"
@@ -80,12 +78,14 @@ class TuneConfig:
     """Trials that train on fresh seeds too."""
     final_seeds: int = 5
     """Fresh seeds."""
+    population: int | None = None
+    """Trials that train side by side in one program; null for each in a process of its own."""
     space: dict[str, str] = field(default_factory=dict)
     """Ranges by setting."""
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range, and for a search without an end."""
-        check_range(self, "must be at least 1", "trials", "seeds", "finalists", "final_seeds")
+        check_range(self, "must be at least 1", "trials", "seeds", "finalists", "final_seeds", "population")
         check_range(self, "must be above 0", "budget")
         if self.trials is None and self.budget is None:
             raise UserError("a search needs an end: --trials N, --budget 2h, or both")
@@ -121,8 +121,8 @@ class Search:
         self.spent = float(self.study.notes.get("spent", 0.0))
         """Seconds of the search so far, over all its processes' sessions."""
         permissions = [f"--allow-import={module}" for module in allowed_imports()]
-        base = [*permissions, "train", "--config", str(folder / BASE), "--preset", "none"]
-        self.sweep = Sweep(folder, base, {})
+        self.sweep = Sweep(folder, [*permissions, "train", "--preset", "none"], {})
+        self.generation_size = GENERATION
         total = config.total_steps or 0
         self.rungs = sorted({max(math.ceil(share * total), 1) for share in RUNGS})
         """Steps after which trials are compared."""
@@ -143,13 +143,21 @@ class Search:
         self.study.refresh()
         self.spent = max(self.spent, float(self.study.notes.get("spent", 0.0)))
 
+    def path(self, job: Job) -> Path:
+        """Return the folder of a run."""
+        return self.folder / job.name
+
     def record(self, job: Job, *, failed: bool) -> str:
         """Record the result of a run that has ended and return a line about it."""
-        path = self.folder / job.name
+        self.record_run(job, failed=failed)
+        return result_line(self.path(job), job.steps, self.study.notes[job.key]["score"])
+
+    def record_run(self, job: Job, *, failed: bool, share: float = 1.0) -> None:
+        """Record score, return and seconds of a run; `share` is its part of the seconds of its process."""
+        path = self.path(job)
         return_ = None if failed else read_return(path, average=self.config.by_average)
         score = None if failed else read_score(path / METRICS, self.tune.objective, return_)
-        self.note_result(job, score, training_seconds(path), return_)
-        return result_line(path, job.steps, score)
+        self.note_result(job, score, training_seconds(path) * share, return_)
 
     def is_done(self, job: Job) -> bool:
         """Return whether a run has been trained and evaluated, also by a session that was killed."""
@@ -174,19 +182,28 @@ class Search:
 
     def arguments(self, job: Job) -> list[str]:
         """Return the arguments of `canter` that start a run, or resume it, up to its rung."""
-        self.sweep.add(job.name, [*setting_flags(self.settings(job.candidate)), f"--seed={job.seed}"])
+        self.sweep.add(job.name, self.start_arguments(job))
+        return self.sweep.arguments(job.name, *self.limits(job))
+
+    def start_arguments(self, job: Job) -> list[str]:
+        """Return the arguments of `canter train` that describe a run."""
+        own = setting_flags(self.settings(job.candidate))
+        return ["--config", str(self.folder / BASE), *own, f"--seed={job.seed}"]
+
+    def limits(self, job: Job) -> list[str]:
+        """Return the flags that end a run at its rung."""
         limits = ["--until.steps=null"]
         if job.steps < self.total:
             limits = [f"--until.steps={job.steps}", f"--final-episodes={RUNG_EPISODES}"]
         if self.tune.time_limit is not None:
             limits.append(f"--until.seconds={self.tune.time_limit:g}")
-        return self.sweep.arguments(job.name, *limits)
+        return limits
 
     # Order of the runs
 
     def next_jobs(self) -> list[Job]:
         """Return runs to do next, in any order; none once the search is done."""
-        for first in count(0, GENERATION):
+        for first in count(0, self.generation_size):
             numbers = self.generation(first)
             if not numbers:
                 break
@@ -196,7 +213,9 @@ class Search:
 
     def generation(self, first: int) -> list[int]:
         """Return the numbers of the trials of a generation; sample them if it may start."""
-        limit = first + GENERATION if self.tune.trials is None else min(first + GENERATION, self.tune.trials)
+        limit = first + self.generation_size
+        if self.tune.trials is not None:
+            limit = min(limit, self.tune.trials)
         if first >= len(self.study.trials) and not self._may_start(first):
             return []
         while len(self.study.trials) < limit:
@@ -207,7 +226,7 @@ class Search:
         """Return whether there is time for one more generation, which may cost what the others did."""
         if self.tune.budget is None or not first:
             return True
-        return self.spent * (1 + GENERATION / first) <= SEARCH_SHARE * self.tune.budget
+        return self.spent * (1 + self.generation_size / first) <= SEARCH_SHARE * self.tune.budget
 
     def halve(self, numbers: Sequence[int]) -> list[Job]:
         """Return the missing runs of a generation at its lowest unfinished rung."""
@@ -284,7 +303,7 @@ class Search:
         """Return the missing runs of the finalists on fresh seeds."""
         names = self.finalists()
         if names == ["base"]:
-            raise UserError(f"all {len(self.study.trials)} trials failed; see {self.folder / 'trial-000-seed*.log'}")
+            raise UserError(f"all {len(self.study.trials)} trials failed; see the files *.log in {self.folder}")
         if "final_seeds" not in self.study.notes:
             self.study.note("final_seeds", self._affordable_seeds(len(names)))
         jobs = zip(*map(self.fresh_jobs, names), strict=True)
@@ -325,35 +344,3 @@ class Search:
 def trial_name(number: int) -> str:
     """Return the name of a trial."""
     return f"trial-{number:03}"
-
-
-def create_search(folder: Path, tune: TuneConfig, config: TrainConfig) -> Search:
-    """Write the plan of a new search to its folder, which is there already, and return the search."""
-    write_json(folder / PLAN, to_plain(tune))
-    replace_file(folder / BASE, dump_config(config).encode())
-    return Search(folder, tune, config)
-
-
-def check_search(tune: TuneConfig, config: TrainConfig) -> TuneConfig:
-    """Return the plan with its ranges as numbers; raise UserError if the search cannot work."""
-    if config.env.id.startswith(f"{PYTHON}:"):
-        raise UserError("a search trains in separate processes: pass the id of an environment, or MODULE:NAME")
-    if config.total_steps is None:
-        raise UserError("total_steps=null: a search compares runs after equal steps; set total_steps")
-    space = {dimension.key: dimension.spec for dimension in build_space(tune.space, config)}
-    return TuneConfig(**{**asdict(tune), "space": space})
-
-
-def open_search(folder: Path, **changes: Any) -> Search:
-    """Return the search of a folder, with changed `trials` or `budget`."""
-    try:
-        plan = from_plain(read_json(folder / PLAN), TuneConfig)
-    except (OSError, Malformed, ConfigError) as error:
-        raise UserError(f"{folder / PLAN} cannot be read: {error}") from error
-    changed = {name: value for name, value in changes.items() if value is not None}
-    tune = TuneConfig(**{**asdict(plan), **changed})
-    if tune != plan:
-        write_json(folder / PLAN, to_plain(tune))
-    config = read_config(folder / BASE, within=folder).over(TrainConfig())
-    search = Search(folder, tune, config)
-    return search

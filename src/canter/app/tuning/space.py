@@ -150,8 +150,7 @@ def build_space(specs: Mapping[str, str], base: TrainConfig) -> list[Dimension]:
     A setting that is a schedule keeps its kind, and the range is that of its start. Raises
     ConfigError for an unknown setting, one that a search cannot vary, and values out of range.
     """
-    if not specs:
-        specs = {f"algorithm.{name}": spec for name, spec in search_space_of(base.algorithm).items()}
+    specs = specs or default_space(base)
     if not specs:
         raise UserError(f"{title_of(base.algorithm)} declares no search space: --space.KEY LOW..HIGH, or --space FILE")
     plain = flatten(to_plain(base))
@@ -170,6 +169,11 @@ def build_space(specs: Mapping[str, str], base: TrainConfig) -> list[Dimension]:
             with_overrides(base, plain_values({key: str(int(value) if dimension.integer else value)}))
         dimensions.append(dimension)
     return dimensions
+
+
+def default_space(base: TrainConfig) -> dict[str, str]:
+    """Return the ranges that the algorithm declares."""
+    return {f"algorithm.{name}": spec for name, spec in search_space_of(base.algorithm).items()}
 
 
 def parse_dimension(key: str, spec: str, base: Any, *, integer: bool = False) -> Dimension:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +22,18 @@ from canter.app.tuning.pbt import (
     population_outcome,
     write_best_settings,
 )
+from canter.app.tuning.population import PopulationSearch, check_members, member_space
 from canter.app.tuning.runner import OnChange, run_plan
-from canter.app.tuning.search import PLAN, Search, TuneConfig, check_search, create_search, open_search
-from canter.app.tuning.space import spec_of
+from canter.app.tuning.search import BASE, PLAN, Search, TuneConfig
+from canter.app.tuning.space import build_space, default_space, spec_of
 from canter.app.tuning.study import load_optuna
 from canter.config import TrainConfig
+from canter.config.files import dump_config, read_config
 from canter.core.distributed import cores
-from canter.core.plain import from_plain
+from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import UserError
-from canter.envs.imports import refuse_while_importing
+from canter.core.storage.files import Malformed, read_json, replace_file, write_json
+from canter.envs.imports import PYTHON, refuse_while_importing
 from canter.runs.records import RUNS
 
 
@@ -81,6 +84,7 @@ def tune(
     seeds: int | None = None,
     finalists: int | None = None,
     final_seeds: int | None = None,
+    population: int | None = None,
     pbt: Mapping[str, Any] | bool = False,
     config: TrainConfig | None = None,
     preset: str | None = None,
@@ -98,33 +102,41 @@ def tune(
     same decisions; a search goes on up to new `trials` or a new `budget` in seconds. `space` has
     ranges by setting, `(A, B, C)` or text as in the module `canter.app.tuning.space`; by default
     those of the algorithm. `config`, `preset` and further settings are the base, as for
-    `canter.train`. `pbt` trains a population instead of a search, with these settings of
+    `canter.train`. `population` trials at a time train side by side in one program, on tensor
+    environments. `pbt` trains a population instead of a search, with these settings of
     `canter.app.tuning.exploit.PbtConfig`. The other arguments are those of `TuneConfig`.
     """
     refuse_while_importing("canter.tune")
-    numbers = {"seeds": seeds, "finalists": finalists, "final_seeds": final_seeds, "objective": objective}
-    given = {name: value for name, value in numbers.items() if value is not None}
+    numbers = {"seeds": seeds, "finalists": finalists, "final_seeds": final_seeds, "population": population}
+    given: dict[str, Any] = {name: value for name, value in numbers.items() if value is not None}
+    given |= {} if objective is None else {"objective": objective}
     specs = {key: spec_of(key, value) for key, value in (space or {}).items()}
     is_population = (Path(task) / POPULATION_PLAN).is_file()
     if pbt or is_population:
         if given or trials or budget:
-            raise UserError("trials, budget, objective, seeds and finalists are of a search; pbt trains one population")
+            names = "trials, budget, objective, seeds, finalists and population"
+            raise UserError(f"{names} are of a search; pbt trains one population")
         if is_population:
-            population = open_population(Path(task))
+            members = open_population(Path(task))
         else:
             plan = population_config(dict(pbt) if isinstance(pbt, Mapping) else {}, specs)
             base = plan_run(str(task), None, config, preset, settings).config
-            population = new_population(plan, base, Path(run_dir), name)
-        run_plan(population, jobs or cores(), on_change)
-        return finish_population(population)
+            members = new_population(plan, base, Path(run_dir), name)
+        run_plan(members, jobs or cores(), on_change)
+        return finish_population(members)
     load_optuna()
     if (Path(task) / PLAN).is_file():
         search = open_search(Path(task), trials=trials, budget=budget)
     else:
         base = plan_run(str(task), None, config, preset, settings).config
         search = new_search(TuneConfig(trials=trials, budget=budget, **given, space=specs), base, Path(run_dir), name)
-    run_plan(search, jobs or cores(), on_change)
+    run_plan(search, jobs or default_jobs(search), on_change)
     return finish(search)
+
+
+def default_jobs(search: Search) -> int:
+    """Return the number of processes at a time: one for each core, or a single one for members of a population."""
+    return 1 if search.tune.population else cores()
 
 
 def population_config(given: dict[str, Any], space: dict[str, str]) -> PbtConfig:
@@ -137,6 +149,47 @@ def new_search(plan: TuneConfig, base: TrainConfig, run_dir: Path, name: str | N
     plan = check_search(plan, base)
     check_machine(base)
     return create_search(new_sweep_folder(run_dir, base.env.id, name, "tune"), plan, base)
+
+
+def create_search(folder: Path, tune: TuneConfig, config: TrainConfig) -> Search:
+    """Write the plan of a new search to its folder, which is there already, and return the search."""
+    write_json(folder / PLAN, to_plain(tune))
+    replace_file(folder / BASE, dump_config(config).encode())
+    return search_class(tune)(folder, tune, config)
+
+
+def search_class(tune: TuneConfig) -> type[Search]:
+    """Return the kind of a search."""
+    return PopulationSearch if tune.population else Search
+
+
+def check_search(tune: TuneConfig, config: TrainConfig) -> TuneConfig:
+    """Return the plan with its ranges as numbers; raise UserError if the search cannot work."""
+    if config.env.id.startswith(f"{PYTHON}:"):
+        raise UserError("a search trains in separate processes: pass the id of an environment, or MODULE:NAME")
+    if config.total_steps is None:
+        raise UserError("total_steps=null: a search compares runs after equal steps; set total_steps")
+    specs = tune.space
+    if tune.population and not specs:
+        specs = member_space(default_space(config))
+    dimensions = build_space(specs, config)
+    if tune.population:
+        check_members(tune, config, dimensions)
+    return replace(tune, space={dimension.key: dimension.spec for dimension in dimensions})
+
+
+def open_search(folder: Path, **changes: Any) -> Search:
+    """Return the search of a folder, with changed `trials` or `budget`."""
+    try:
+        plan = from_plain(read_json(folder / PLAN), TuneConfig)
+    except (OSError, Malformed, ConfigError) as error:
+        raise UserError(f"{folder / PLAN} cannot be read: {error}") from error
+    changed = {name: value for name, value in changes.items() if value is not None}
+    tune = replace(plan, **changed)
+    if tune != plan:
+        write_json(folder / PLAN, to_plain(tune))
+    config = read_config(folder / BASE, within=folder).over(TrainConfig())
+    return search_class(tune)(folder, tune, config)
 
 
 def finish(search: Search) -> TuneResult:
