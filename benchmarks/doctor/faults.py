@@ -38,7 +38,9 @@ class FaultyEnv:
 
     def step(self, action: Tensor) -> Step:
         """Apply the changed actions and return the changed step."""
-        step = self.env.step(self.fault.action(self.env, action))
+        if self.steps >= self.fault.action_from:
+            action = self.fault.action(self.env, action)
+        step = self.env.step(action)
         self.steps += self.spec.num_envs
         self.returns += step.reward * step.valid
         ended = step.terminated | step.truncated
@@ -70,6 +72,12 @@ class Fault:
     """The return of environment `BROKEN_ENV` counts."""
     repair: bool = False
     """True if a setting can repair it."""
+    action_from: int = 0
+    """Steps after which actions are changed."""
+    resumed: dict[str, Any] = field(default_factory=dict)
+    """Settings with which the run is resumed after half of its budget."""
+    amp: dict[str, Any] = field(default_factory=dict)
+    """Settings of the extension."""
     refused: bool = False
     """Training refuses to start, and names the setting."""
 

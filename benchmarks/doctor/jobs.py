@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import gzip
 import json
+import math
 import re
+import tempfile
 import time
 import warnings
 from dataclasses import dataclass, field
@@ -13,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from single import ALL, SINGLE
 from tasks import FIT_PRESETS, FIT_TASKS, GOALS, REPORT_PRESETS, REPORT_TASKS
 
+import canter
 from canter import Trainer
 from canter.algorithms import doctor
 from canter.app.experiments.settings import base_config, with_overrides
 from canter.config import TrainConfig
+from canter.config.presets import presets
 from canter.core.plain import to_plain
 from canter.core.registry import UserError
 from canter.nn.normalizer import Normalizer
@@ -59,9 +64,9 @@ def config_of(job: Job) -> TrainConfig:
     """Return the settings of a run."""
     if job.fault == "preset":
         return with_overrides(base_config(None, job.task)[0], {**PRESETS[job.task], "seed": job.seed})
-    fault = FAULTS[job.fault]
-    config, _ = base_config(job.task, None)
-    config = with_overrides(config, TASKS[job.task])
+    fault = ALL[job.fault]
+    config, _ = base_config(None, job.task) if job.task in presets else base_config(job.task, None)
+    config = with_overrides(config, SINGLE[job.fault][1] if job.fault in SINGLE else TASKS[job.task])
     settings = {**fault.settings, "seed": job.seed}
     if fault.one_env and config.env.num_envs < MORE_ENVS:
         horizon = config.algorithm.horizon * config.env.num_envs // MORE_ENVS
@@ -74,6 +79,9 @@ def config_of(job: Job) -> TrainConfig:
         rate = to_plain(config.algorithm.optimizer.learning_rate)
         rate["start" if "start" in rate else "value"] *= fault.rate
         config = with_overrides(config, {"algorithm.optimizer.learning_rate": rate})
+    if fault.amp:
+        (section,) = to_plain(config.algorithm)["extensions"]
+        config = with_overrides(config, {"algorithm.extensions": [section | fault.amp]})
     return with_overrides(config, job.change or {})
 
 
@@ -108,8 +116,8 @@ def train(job: Job) -> dict[str, Any]:
     start = time.perf_counter()
     rows: list[dict[str, Any]] = []
     config = config_of(job)
-    fault = FAULTS.get(job.fault, FAULTS[HEALTHY])
-    env = None if job.fault == "preset" else FaultyEnv(config.env.build("cpu"), fault, GOALS[job.task])
+    fault = ALL.get(job.fault, FAULTS[HEALTHY])
+    env = None if job.fault == "preset" else FaultyEnv(config.env.build("cpu"), fault, GOALS.get(job.task, math.inf))
     evaluated = fault.lost_statistics or job.fault == HEALTHY
     evaluations = Evaluations(config, fault.lost_statistics) if evaluated else None
 
@@ -119,9 +127,14 @@ def train(job: Job) -> dict[str, Any]:
             evaluations(policy, rows[-1])
 
     try:
-        with warnings.catch_warnings(), Trainer(config, keep, env=env) as trainer:
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
             warnings.simplefilter("ignore")
-            trainer.learn()
+            if fault.resumed:
+                config = train_and_resume(config, fault.resumed, keep, folder)
+                env = None
+            else:
+                with Trainer(config, keep, env=env) as trainer:
+                    trainer.learn()
     except UserError as error:
         return {"job": vars(job), "refused": str(error)}
     except Exception as error:  # a run that diverges ends with NaN
@@ -131,6 +144,17 @@ def train(job: Job) -> dict[str, Any]:
     if job.change is None:
         outcome |= {"settings": dict(flatten(to_plain(config))), "rows": [shorten(row) for row in rows]}
     return outcome
+
+
+def train_and_resume(config: TrainConfig, changes: dict[str, Any], keep: Any, folder: str) -> TrainConfig:
+    """Train with half of the budget, then resume with the whole and other settings; return the latter."""
+    assert config.total_steps is not None
+    half = with_overrides(config, {"total_steps": config.total_steps // 2})
+    options = {"final_evaluation": False, "console": "quiet"}
+    first = canter.train(half, keep, run_dir=folder, **options)
+    assert first.path is not None
+    canter.resume(first.path, keep, total_steps=config.total_steps, **changes, **options)
+    return with_overrides(config, changes)
 
 
 def returns_of(fault: Fault, env: FaultyEnv, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import Job, read_outcome
+from single import ALL
 from tasks import FIT_PRESETS, FIT_SEEDS, REPORT_PRESETS, REPORT_SEEDS
 
 from canter.algorithms.base import report_spec_for
@@ -42,7 +43,7 @@ class Diagnosis:
 def diagnose_outcome(job: Job, outcome: dict[str, Any]) -> Diagnosis:
     """Diagnose a run as it was while it trained: at each look, with the rows up to there."""
     diagnosis = Diagnosis()
-    fault = FAULTS.get(job.fault, FAULTS[HEALTHY])
+    fault = ALL.get(job.fault, FAULTS[HEALTHY])
     if "refused" in outcome and fault.refused:
         return Diagnosis({"refused": 0.0}, {}, 0.0)
     if "rows" not in outcome:

@@ -6,8 +6,9 @@
     python benchmarks/doctor/run.py store            write the logs that the tests read
 
 `fit` are faults and healthy runs of the tasks and seeds for thresholds, `report` those of the tasks and seeds that
-are reported, `presets` healthy runs of presets, `restore` faulty runs of the report once more with the first change
-that was suggested. Each run is kept in a file at once, so that `train` continues where it was stopped.
+are reported, `presets` healthy runs of presets, `single` one run for each rule that those do not reach, `restore`
+faulty runs of the report once more with the first change that was suggested. Each run is kept in a file at once, so
+that `train` continues where it was stopped.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 
 from jobs import Job, read_outcome, write_outcome
 from judge import judge_fit, judge_report, repair_of
+from single import SEED, SINGLE
 from store import store
 from tasks import (
     FIT_PRESETS,
@@ -39,7 +41,7 @@ from tasks import (
 
 from faults import CONTINUOUS, DISCRETE, FAULTS, HEALTHY
 
-STAGES = ("fit", "report", "presets", "restore")
+STAGES = ("fit", "report", "presets", "single", "restore")
 OVERHEAD = 5.0
 """Seconds of a run besides those of its task."""
 
@@ -67,6 +69,8 @@ def jobs_of(stage: str, folders: list[Path]) -> Iterator[Job]:
             yield from (Job(preset, "preset", REPORT_SEEDS[seed]) for preset in REPORT_PRESETS)
             if seed < len(FIT_SEEDS):
                 yield from (Job(preset, "preset", FIT_SEEDS[seed]) for preset in FIT_PRESETS)
+    elif stage == "single":
+        yield from (Job(task, fault, SEED) for fault, (task, _, _) in SINGLE.items())
     else:
         for job in faulty(list(REPORT_TASKS), REPORT_SEEDS):
             change = repair_of(job, folders)

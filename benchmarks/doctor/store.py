@@ -11,15 +11,19 @@ from typing import Any
 
 from jobs import RULES, Job, read_outcome
 from judge import diagnose_outcome
+from single import ALL
 
-from faults import FAULTS, HEALTHY
+from faults import HEALTHY
 
 STORED = Path(__file__).parents[2] / "tests/algorithms/doctor/streams.json.gz"
-KEPT = ("total_steps", "env.finite_horizon", "success.", "until.", "self_play.", "algorithm.")
+KEPT = ("total_steps", "env.num_envs", "env.finite_horizon", "success.", "until.", "self_play.", "algorithm.")
 
 
 def store(folders: list[Path], jobs_of: Callable[[str], Iterable[Job]]) -> None:
-    """Write one healthy run of each task and preset, and one faulty run of each rule, with what rules read."""
+    """Write one healthy run of each task and preset, and one faulty run of each rule, with what rules read.
+
+    Logs in the file of which there is no newer run are kept.
+    """
     source = "".join(path.read_text() for path in RULES.glob("*.py"))
     metrics = set(re.findall(r'"((?:[a-z_]+/)?[a-z_]+)"', source))
 
@@ -37,7 +41,7 @@ def store(folders: list[Path], jobs_of: Callable[[str], Iterable[Job]]) -> None:
 
     content: dict[str, Any] = {"faulty": {}, "healthy": []}
     stored: set[tuple[str, str]] = set()
-    for stage in ("report", "fit", "presets"):
+    for stage in ("report", "fit", "presets", "single"):
         for job in jobs_of(stage):
             outcome = read_outcome(folders, job)
             if outcome is None or "rows" not in outcome:
@@ -48,7 +52,11 @@ def store(folders: list[Path], jobs_of: Callable[[str], Iterable[Job]]) -> None:
                     content["healthy"].append(shorten(outcome, job.name))
                 continue
             found = diagnose_outcome(job, outcome).at
-            for rule in FAULTS[job.fault].rules:
+            for rule in ALL[job.fault].rules:
                 if rule in found and rule not in content["faulty"]:
                     content["faulty"][rule] = shorten(outcome, job.name)
+    before = json.loads(gzip.decompress(STORED.read_bytes()))
+    content["faulty"] = before["faulty"] | content["faulty"]
+    new = {re.sub(r"-\d+$", "", run["name"]) for run in content["healthy"]}
+    content["healthy"] += [run for run in before["healthy"] if re.sub(r"-\d+$", "", run["name"]) not in new]
     STORED.write_bytes(gzip.compress(json.dumps(content, separators=(",", ":")).encode(), 9, mtime=0))

@@ -43,6 +43,8 @@ REPORT_PRESETS: dict[str, dict[str, Any]] = {
     "quadrotor-symmetry": {},
     "quadrotor-central-value": {},
     "Pendulum-sac": {},
+    "quadrotor-sac": {"total_steps": 20_000},
+    "swimmer-narrow": {"total_steps": 100_000},
     "tensor:maze": {"total_steps": 300_000},
     "InvertedDoublePendulum": {"total_steps": 150_000, **_SYNC},
     "Pusher": {"total_steps": 100_000, **_SYNC},

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+import canter.algorithms.sac.sac  # noqa: F401  registers SAC and its rules
+from canter.algorithms.base import report_spec_for
 from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.doctor.task import TASK_RULES
@@ -20,8 +22,9 @@ LOOK = "doctor/return_std"
 def looks(stream):
     """Return the findings at each look of a running run, and at its end."""
     rows = stream["rows"]
+    tables = (TASK_RULES, *report_spec_for(stream["settings"]["algorithm.kind"]).rules)
     ends = [i for i, row in enumerate(rows, 1) if LOOK in row or i == len(rows)]
-    return [diagnose_signals(Signals(stream["settings"], rows[:end]), TABLES) for end in ends]
+    return [diagnose_signals(Signals(stream["settings"], rows[:end]), tables) for end in ends]
 
 
 @pytest.mark.parametrize("stream", STREAMS["healthy"], ids=lambda stream: stream["name"])

@@ -34,13 +34,20 @@ NORMALIZED_SPREAD = 0.001
 """Suitable ones if they are: the critic starts with errors of order one."""
 SMALL_STD = 0.05
 """Std of actions in -1..1, or share of the first entropy."""
+RUNAWAY = 2.0
+"""Factor of the std above its lowest."""
+SMALL_MINIBATCH = 512
+"""Samples from which the KL of a minibatch is exact enough to follow."""
+JUMP = 1.5
+"""Mean factor between the rates of two rows; one change of the schedule by default."""
 RATE = "algorithm.optimizer.learning_rate"
+MINIBATCHES = "algorithm.num_minibatches"
 
 
 def acting_differs(signals: Signals) -> Finding | None:
     """The policy that learns is not the one that acted."""
     error = signals.recent("doctor/ratio_error", 3)
-    if not len(error) or error.min() < RATIO_ERROR or signals.setting("algorithm.obs_statistics") != "update":
+    if not len(error) or median(error) < RATIO_ERROR or signals.setting("algorithm.obs_statistics") != "update":
         return None
     return Finding(
         "acting_differs",
@@ -195,6 +202,46 @@ def entropy_bonus(signals: Signals) -> Finding | None:
     )
 
 
+def std_runaway(signals: Signals) -> Finding | None:
+    """The std fell and has been growing since, while the return falls."""
+    coef = signals.number("algorithm.entropy_coef", 0.0)
+    std = signals.known("policy/std")
+    returns = signals.known("return")
+    if len(std) < 4 * UPDATES or signals.solved or signals.fraction < 0.2 or not coef > 0:
+        return None
+    windows = std[len(std) % UPDATES :].reshape(-1, UPDATES).mean(1)
+    grows = np.all(np.diff(windows[-3:]) > 0)
+    if not grows or windows[-1] < RUNAWAY * windows.min() or returns[-1] > 0.9 * returns.max() + 0.1 * returns[0]:
+        return None
+    return Finding(
+        "std_runaway",
+        "The noise of the actions grows",
+        (signals.evidence("policy/std", windows[-1], RUNAWAY * float(windows.min())),),
+        "The entropy bonus outweighs what is left to learn, and the noise now costs return.",
+        {"algorithm.entropy_coef": 0.0, "algorithm.model.std.maximum": _short(std[0])},
+    )
+
+
+def noisy_rate(signals: Signals) -> Finding | None:
+    """The adaptive learning rate jumps up and down with the noise of the KL of small minibatches."""
+    name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
+    rate = signals.recent(name, 4 * UPDATES)
+    size = signals.number("algorithm.horizon") * signals.number("env.num_envs") / signals.number(MINIBATCHES)
+    if signals.setting(f"{RATE}.kind") != "adaptive_kl" or not len(rate) or not size < SMALL_MINIBATCH:
+        return None
+    jumps = np.diff(np.log(rate))
+    jump = float(np.abs(jumps).mean())
+    if signals.learned or jump < math.log(JUMP) or abs(jumps.sum()) > 0.25 * np.abs(jumps).sum():
+        return None
+    return Finding(
+        "noisy_rate",
+        "The adaptive learning rate is noisy",
+        (signals.evidence("change of the learning rate per row", math.exp(jump), JUMP),),
+        f"It follows the KL of minibatches of {size:.0f} samples, and goes up and down by that factor without a trend.",
+        {MINIBATCHES: max(int(signals.number(MINIBATCHES) * size / SMALL_MINIBATCH), 1), f"{RATE}.every": "update"},
+    )
+
+
 def success_from_start(signals: Signals) -> Finding | None:
     """The untrained policy always succeeds by its return."""
     limit = signals.number("success.min_return")
@@ -292,7 +339,7 @@ def rate_jump(signals: Signals) -> Finding | None:
         "The learning rate jumped",
         (signals.evidence(name, float(rate[jump]), 3.0 * slow, float(signals.steps[jump])),),
         "A resumed run with a larger budget follows its schedule from a higher rate, and the return fell since.",
-        {RATE: _short(slow)},
+        {RATE: _short(median(rate[:jump]))},
     )
 
 
@@ -323,6 +370,15 @@ def _short(value: float) -> float:
 PPO_RULES = Rules(
     environment=(no_effect,),
     scales=(reward_scale, obs_scale, small_std),
-    settings=(acting_differs, large_updates, small_updates, entropy_bonus, rate_jump, success_from_start),
+    settings=(
+        acting_differs,
+        rate_jump,
+        large_updates,
+        small_updates,
+        entropy_bonus,
+        std_runaway,
+        noisy_rate,
+        success_from_start,
+    ),
     symptoms=(blind_critic, collapse),
 )

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 from canter.core.data.rollout import Rollout
 from canter.core.specs import ACTION_MASK, Continuous
-from canter.core.struct import Metrics, tree_map
+from canter.core.struct import Metrics, Obs, tree_map
 from canter.nn.actor_critic import Policy
 from canter.nn.distributions import Categorical
 
@@ -29,6 +29,8 @@ MIN_ENVS = 8
 """With fewer environments none can be called an exception."""
 OUTLIER = 3.0
 """Standard deviations beyond which a change of observations counts no more."""
+SATURATED = 0.999
+"""Amount of a squashed action from which it lies at its bound."""
 LARGEST = 1e30
 """Signals are cut off here, since the log has finite numbers only."""
 
@@ -46,6 +48,19 @@ def rollout_signals(rollout: Rollout[Any]) -> Metrics:
         "reward_nonzero": (reward != 0).sum() / valid.sum().clamp(min=1),
         **_observations(first_environments(rollout)),
         **_exception(reward.sum(0) / valid.sum(0).clamp(min=1)),
+    }
+    return finite(signals)
+
+
+@torch.no_grad()
+def transition_signals(obs: Obs, action: Tensor, reward: Tensor) -> Metrics:
+    """Return the signals of rewards, observations and actions in -1..1 of single transitions `[B, ...]`."""
+    signals = {
+        "reward_min": reward.amin(),
+        "reward_max": reward.amax(),
+        "reward_nonzero": (reward != 0).float().mean(),
+        "action_at_bound": (action.abs() > SATURATED).float().mean(),
+        **_ranges([group for group in obs.values() if group.is_floating_point() and group.ndim == 2]),
     }
     return finite(signals)
 
@@ -74,21 +89,27 @@ def _observations(rollout: Rollout[Any]) -> Metrics:
         for name, group in rollout.obs.items()
         if group.is_floating_point() and group.ndim == 3 and name != ACTION_MASK
     }
-    if not groups:
-        return {}
-    obs = torch.cat(list(groups.values()), -1)
-    low = obs.amin((0, 1))
-    high = obs.amax((0, 1))
-    signals = {
-        "obs_largest": torch.maximum(high.abs(), low.abs()).amax(),
-        "obs_constant": (high == low).float().mean(),
-    }
-    if rollout.final_obs is not None:
+    signals = _ranges([group.flatten(0, 1) for group in groups.values()])
+    if groups and rollout.final_obs is not None:
+        obs = torch.cat(list(groups.values()), -1)
         final = torch.cat([rollout.final_obs[name] for name in groups], -1)
         ends = rollout.truncated & rollout.valid
         lost = ends & (final == obs[1:]).all(-1)
         signals["final_is_reset"] = lost.sum() / ends.sum().clamp(min=1)
     return signals
+
+
+def _ranges(groups: Sequence[Tensor]) -> Metrics:
+    """Return the largest amount and the share of constant components of observations `[B, D]`."""
+    if not groups:
+        return {}
+    obs = torch.cat(list(groups), -1)
+    low = obs.amin(0)
+    high = obs.amax(0)
+    return {
+        "obs_largest": torch.maximum(high.abs(), low.abs()).amax(),
+        "obs_constant": (high == low).float().mean(),
+    }
 
 
 def _exception(gain: Tensor) -> Metrics:

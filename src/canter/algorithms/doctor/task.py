@@ -207,7 +207,8 @@ def nothing_learned(signals: Signals) -> Finding | None:
     """The return is still that of the untrained policy, and no rule tells why."""
     if signals.fraction < NOTHING or signals.start is None or signals.solved:
         return None
-    if signals.gain(float(signals.known("return").max())) > 1.0 or signals.current_gain > 0.5:
+    latest = signals.gain(median(signals.recent("rollout_return", 3)))  # `return` is late where episodes are few
+    if signals.gain(float(signals.known("return").max())) > 1.0 or signals.current_gain > 0.5 or latest > 1.0:
         return None
     if signals.self_play or signals.setting("until.mean_return") is not None:
         return None

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
+from canter.algorithms.doctor.amp import AMP_RULES
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.extension import AnyExtensionConfig
 from canter.algorithms.ppo.advantages import AverageReward, BonusValueConfig, Discounted, Objective, Recurrence
@@ -379,5 +380,5 @@ PPO_REPORT = ReportSpec(
     settings={"clip_range": "clip_ratio"},
     optimizer_steps="optim/minibatch_updates",
     counters={"optim/nonfinite_steps": "Steps skipped for NaN or infinity"},
-    rules=(PPO_RULES,),
+    rules=(PPO_RULES, AMP_RULES),
 )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
+from canter.algorithms.doctor.sac import SAC_RULES
 from canter.core.data.replay import ReplayConfig
 from canter.core.plain import check_range
 from canter.core.registry import UserError
@@ -239,4 +240,5 @@ SAC_REPORT = ReportSpec(
         "optim/nonfinite_steps": "Steps skipped for NaN or infinity",
         "replay/lost": "Share of samples left out for a lost final observation",
     },
+    rules=(SAC_RULES,),
 )

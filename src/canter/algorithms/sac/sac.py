@@ -6,6 +6,7 @@ T steps, N environments, A action components, B samples in an update.
 from __future__ import annotations
 
 import logging
+import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms
+from canter.algorithms.doctor.signals import ENOUGH_TRANSITIONS, finite, transition_signals
 from canter.algorithms.sac.config import SAC_REPORT, SACSettings, check_spec, unused_settings
 from canter.algorithms.sac.learner import SACLearner
 from canter.core import distributed
@@ -145,6 +147,19 @@ class SAC(Algorithm[SACRecord]):
         if not self.stage.learns:
             return metrics
         return metrics | self._learn()
+
+    def signals(self, rollout: Rollout[SACRecord]) -> Metrics:
+        """Return signals of recent transitions, and the target and the upper limit of the entropy."""
+        if self.refilled < 2:  # the rollout itself is not stored yet
+            return {}
+        index = self.replay.newest(ENOUGH_TRANSITIONS)
+        constants = {
+            "target_entropy": self.learner.target_entropy,
+            "entropy_limit": self.like.shape[-1] * math.log(2.0),
+        }
+        limits = {name: torch.full_like(self.progress, value) for name, value in constants.items()}
+        recent = transition_signals(self.replay.read_obs(index), self.replay.action[index], self.replay.reward[index])
+        return recent | finite(limits)
 
     def _update_statistics(self, rollout: Rollout[SACRecord]) -> None:
         """Update the statistics with new transitions, once, however often they will be sampled."""

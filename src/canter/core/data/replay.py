@@ -241,6 +241,11 @@ class Replay:
         number = (share * (self.entered - oldest)).long()  # below the count, because share is at most 1 - 2^-53
         return self.order[(oldest + number) % self.entries].long()
 
+    def newest(self, size: int) -> Tensor:
+        """Return the entries of the last `size` transitions; there must be one, and fewer are repeated."""
+        number = self.entered - 1 - torch.arange(size, device=self.head.device)
+        return self.order[torch.maximum(number, self.oldest) % self.entries].long()
+
     def gather(self, index: Tensor, steps: int, gamma: float) -> ReplayBatch:
         """Return the transitions of up to `steps` steps that begin at entries `index` `[B]`."""
         newest = self.head * self.num_envs - 1
@@ -258,10 +263,10 @@ class Replay:
             after = torch.where(truncated, last, after)
         after = torch.where(has_final, self.entries + place, after)
         return ReplayBatch(
-            obs=self._read(index),
+            obs=self.read_obs(index),
             action=self.action[index],
             reward=reward,
-            next_obs=self._read(after),
+            next_obs=self.read_obs(after),
             discount=torch.where(terminated, self.zero, discount),
             valid=~lost,
         )
@@ -288,7 +293,8 @@ class Replay:
         """Return `size` transitions drawn at random."""
         return self.gather(self.draw(size, generator), steps, gamma)
 
-    def _read(self, index: Tensor) -> Obs:
+    def read_obs(self, index: Tensor) -> Obs:
+        """Return the observations of entries, in their own dtypes."""
         return {name: stored[index].to(self.dtypes[name]) for name, stored in self.obs.items()}
 
     def _counts(self) -> dict[str, Tensor]:
