@@ -3,7 +3,9 @@
 import json
 import os
 import random
+import signal
 import sys
+import time
 from bisect import bisect_left, bisect_right
 
 import pytest
@@ -83,6 +85,24 @@ def test_a_search_that_is_killed_has_the_same_trials_and_the_same_winner(tmp_pat
     gammas = [float(texts["algorithm.gamma"]) for texts in first.study.trials]
     early = sum(abs(gamma - 0.98) for gamma in gammas[:12]) / 12
     assert sum(abs(gamma - 0.98) for gamma in gammas[12:]) / 14 < early  # TPE has learned where it is good
+
+
+def test_a_search_whose_process_is_killed_20_times_loses_no_trial(tmp_path):
+    whole = run_all(new_search(tmp_path / "a", trials=26))
+    folder = new_search(tmp_path / "b", trials=26).folder
+    moments = random.Random(0)
+    killed = 0
+    for _ in range(20):
+        child = os.fork()
+        if child == 0:
+            run_all(open_search(folder))
+            os._exit(0)
+        time.sleep(moments.uniform(0.0, 0.1))
+        os.kill(child, signal.SIGKILL)
+        killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
+    assert killed >= 3  # the search may be done before the others
+    again = run_all(open_search(folder))
+    assert again.study.trials == whole.study.trials and outcome_of(again) == outcome_of(whole)
 
 
 def test_two_processes_share_the_trials_of_a_folder(tmp_path):

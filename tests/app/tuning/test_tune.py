@@ -17,9 +17,10 @@ from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.lock import is_locked
 from canter.runs.metrics import METRICS, read_last_row
 
-FLAGS = ["--total-steps", "4096", "--algorithm.horizon", "32", "--algorithm.num-minibatches", "4", "--num-envs", "4"]
+FLAGS = ["--total-steps", "2048", "--algorithm.horizon", "32", "--algorithm.num-minibatches", "4", "--num-envs", "4"]
 FLAGS += ["--space.algorithm.gamma", "0.9..0.999:log1m", "--space.algorithm.epochs", "1..4"]
 PLAN = ["--trials", "4", "--seeds", "2", "--finalists", "1", "--final-seeds", "2", "--jobs", "2"]
+KILLS = 20
 
 
 def start(folder, *arguments):
@@ -40,7 +41,7 @@ def test_a_search_that_is_killed_again_and_again_has_the_same_trials_and_scores(
     moments = random.Random(0)
     folder = tmp_path / "runs" / "killed"
     search = start(tmp_path, "tensor:cartpole", *FLAGS, *PLAN, "--name", "killed")
-    for kill in range(5):
+    for kill in range(KILLS):
         while not (folder / "study.journal").is_file():
             time.sleep(0.05)
         time.sleep(moments.uniform(0.0, 8.0))
