@@ -12,6 +12,7 @@ import pytest
 
 from canter.algorithms.ppo import PPOConfig
 from canter.app.cli import main
+from canter.app.experiments.settings import with_overrides
 from canter.app.report.tuning import write_search_report
 from canter.app.tuning.outcome import (
     corrected_mean,
@@ -25,23 +26,25 @@ from canter.app.tuning.outcome import (
 from canter.app.tuning.results import UNREACHED, format_score, seconds_score
 from canter.app.tuning.runner import claim
 from canter.app.tuning.search import FRESH, TuneConfig
+from canter.app.tuning.space import plain_values
 from canter.app.tuning.study import PED_ANOVA, RANKS
 from canter.app.tuning.tune import check_search, create_search, open_search
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
 from canter.envs import EnvConfig
+from canter.runs.metrics import read_last_row
 
 BASE = TrainConfig(env=EnvConfig(id="tensor:cartpole"), algorithm=PPOConfig(gamma=0.9), total_steps=9000)
 OBJECTIVES = "expected return, auc, seconds-to:GOAL or return-in:SECONDS"
 SPACE = {"algorithm.gamma": "0.5..0.999:log1m", "algorithm.epochs": "1..10"}
 
 
-def new_search(folder, **plan):
+def new_search(folder, base=BASE, **plan):
     pytest.importorskip("optuna")
     folder.mkdir()
-    plan = check_search(TuneConfig(**{"trials": 12, "space": SPACE, **plan}), BASE)
-    return create_search(folder, plan, BASE)
+    plan = check_search(TuneConfig(**{"trials": 12, "space": SPACE, **plan}), base)
+    return create_search(folder, plan, base)
 
 
 def made_up(search, job):
@@ -197,6 +200,20 @@ def test_finalists_meet_the_base_settings_on_fresh_seeds(tmp_path):
     assert best.algorithm.gamma == float(outcome.settings["algorithm.gamma"])
     assert (best.algorithm.epochs, best.total_steps) == (int(outcome.settings["algorithm.epochs"]), 9000)
     assert f"Winner: {outcome.winner} (gamma " in "\n".join(outcome_lines(search, outcome))
+
+
+def test_the_winner_trains_by_its_file(tmp_path, capsys):
+    algorithm = PPOConfig(horizon=16, num_minibatches=2, gamma=0.9)
+    env = EnvConfig(id="tensor:cartpole", num_envs=2)
+    search = run_all(new_search(tmp_path / "a", TrainConfig(env=env, algorithm=algorithm, total_steps=64)))
+    outcome = outcome_of(search)
+    best = str(write_best(search, outcome))
+    main(["train", "tensor:cartpole", "--config", best, "--run-dir", str(tmp_path), "--name", "run"])
+    assert "Final score" in capsys.readouterr().out
+    trained = read_config(tmp_path / "run" / "config.yaml").over(TrainConfig())
+    expected = with_overrides(search.config, plain_values(outcome.settings))
+    assert outcome.winner != "base" and trained == expected
+    assert read_last_row(tmp_path / "run" / "metrics.jsonl")["env_steps"] == 64
 
 
 def test_the_base_settings_may_win(tmp_path):
