@@ -122,8 +122,10 @@ def sweep(place: Path, name: str, flags: list[str], jobs: int) -> list[float]:
     command = [sys.executable, "-m", "canter", "sweep", TASK, "--preset", PRESET, "--jobs", str(jobs), *flags]
     command += ["--run-dir", str(place), "--name", name]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    records = sorted((place / name).glob("*/run.json"))
-    return [json.loads(path.read_text())["score"]["mean"] for path in records]
+    runs = [
+        path for path in sorted((place / name).iterdir()) if (path / "run.json").is_file() and not path.is_symlink()
+    ]
+    return [json.loads((path / "run.json").read_text())["score"]["mean"] for path in runs]  # `latest` is a link
 
 
 if __name__ == "__main__":
