@@ -81,6 +81,11 @@ class Weights:
     env_steps: int = 0
     """Transitions up to the checkpoint; 0 if the file does not say."""
 
+    def add_optimizer(self, phase: str, state: Any, names: list[str]) -> None:
+        """Add the state of a torch optimizer, whose parameters have these names in its order."""
+        moments, self.optimizers[phase] = positional(state, names)
+        self.moments |= moments
+
 
 def network_of(part: nn.Module, role: str) -> Network:
     """Return the standard network of an actor or critic.

@@ -15,30 +15,23 @@ from canter.algorithms.ppo import PPO
 from canter.compat.layout import check_rl_games, is_impala
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rl_games.own_network import OwnNetwork
+from canter.compat.side_network import SideNetwork
 from canter.compat.weights import (
     Link,
+    OptimizerProgress,
     Statistics,
     Weights,
-    check_moments,
-    check_same,
-    check_statistics,
     linear_links,
     load_weights,
-    moments_in,
     network_links,
     network_of,
-    optimizer_progress,
-    positional,
-    set_statistics,
-    statistics_of,
     take_weights,
     torch_adam,
 )
 from canter.core.plain import ConfigError
 from canter.core.specs import MultiDiscrete
 from canter.nn.heads import GaussianHead
-from canter.nn.normalizer import Normalizer
-from canter.nn.optimizer import OptimizerConfig, ParameterGroup
+from canter.nn.optimizer import OptimizerConfig
 
 DISCRIMINATOR = "a2c_network._disc_"
 FRAMES = "amp"
@@ -50,68 +43,19 @@ def discriminator_of(ppo: PPO) -> AMP | None:
     return next((extension for extension in ppo.extensions if isinstance(extension, AMP)), None)
 
 
-def _parameters(amp: AMP) -> dict[str, Tensor]:
-    """Return the parameters by rl_games' names, in its order."""
+def _side_network(amp: AMP) -> SideNetwork:
+    """Return the discriminator by rl_games' names, in its order; its input has the newest frame first."""
     named = {f"mlp.{name}": parameter for name, parameter in amp.trunk.named_parameters()}
     named |= {f"logits.{name}": parameter for name, parameter in amp.logit.named_parameters()}
-    return {f"{DISCRIMINATOR}{name}": parameter for name, parameter in named.items()}
-
-
-def _group(amp: AMP) -> ParameterGroup:
+    own: dict[str, Tensor] = {f"{DISCRIMINATOR}{name}": parameter for name, parameter in named.items()}
     (group,) = amp.phase.optimizer.groups.values()
-    return group
 
+    def turn(name: str, value: Tensor) -> Tensor:
+        if name not in (f"{DISCRIMINATOR}mlp.0.weight", FRAMES):
+            return value.clone()
+        return value.unflatten(-1, (amp.config.frames, -1)).flip(-2).flatten(-2)
 
-def _turned(amp: AMP, value: Tensor, name: str = f"{DISCRIMINATOR}mlp.0.weight") -> Tensor:
-    """Return a value with the frames in reverse order, if they are its columns.
-
-    Rl_games has the newest frame first.
-    """
-    if name != f"{DISCRIMINATOR}mlp.0.weight":
-        return value.clone()
-    return value.unflatten(-1, (amp.config.frames, -1)).flip(-2).flatten(-2)
-
-
-def _normalizers(amp: AMP) -> list[Normalizer]:
-    return [amp.normalizer] if isinstance(amp.normalizer, Normalizer) else []
-
-
-def check_discriminator(amp: AMP, weights: Weights) -> None:
-    """Raise ConfigError for a file with another discriminator, or none."""
-    theirs = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(DISCRIMINATOR)}
-    check_same(_parameters(amp), theirs)
-    check_moments(_parameters(amp), weights)
-    check_statistics(_normalizers(amp), weights.statistics.get(FRAMES), FRAMES)
-
-
-@torch.no_grad()
-def load_discriminator(amp: AMP, weights: Weights) -> None:
-    """Load the discriminator from a checked file; the replay buffer is in no file."""
-    own = _parameters(amp)
-    group = _group(amp)
-    moments = moments_in(group, own.items())
-    for name, parameter in own.items():
-        parameter.copy_(_turned(amp, weights.parameters[name], name))
-        for here, value in zip(moments[name], weights.moments.get(name, ()), strict=False):
-            here.copy_(_turned(amp, value, name))
-    group.adam.step.fill_(weights.optimizers["policy"].steps)  # rl_games has one Adam for both
-    if (found := weights.statistics.get(FRAMES)) is not None:
-        found = Statistics(_turned(amp, found.mean), _turned(amp, found.variance), found.count)
-    set_statistics(_normalizers(amp), found)
-
-
-@torch.no_grad()
-def take_discriminator(amp: AMP) -> Weights:
-    """Return the discriminator's weights by rl_games' names, in rl_games' order of frames."""
-    own = _parameters(amp)
-    group = _group(amp)
-    weights = Weights(optimizers={"policy": optimizer_progress(group)})
-    for name, (mean, square) in moments_in(group, own.items()).items():
-        weights.parameters[name] = _turned(amp, own[name].detach(), name).cpu()
-        weights.moments[name] = _turned(amp, mean, name).cpu(), _turned(amp, square, name).cpu()
-    if (found := statistics_of(_normalizers(amp))) is not None:
-        weights.statistics[FRAMES] = Statistics(_turned(amp, found.mean), _turned(amp, found.variance), found.count)
-    return weights
+    return SideNetwork(DISCRIMINATOR, own, {FRAMES: amp.normalizer}, group, turn)
 
 
 NET = "a2c_network"
@@ -148,9 +92,8 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
     weights = Weights(parameters)
     weights.iteration = int(number(tree, "epoch", 0))
     weights.env_steps = int(number(tree, "frame", 0))
-    weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer"), names)
-    moments, weights.optimizers["central_value"] = positional(tree.get("assymetric_vf_optimizer"), central_names)
-    weights.moments |= moments
+    weights.add_optimizer("policy", tree.get("optimizer"), names)
+    weights.add_optimizer("central_value", tree.get("assymetric_vf_optimizer"), central_names)
     at = CENTRAL if central else ""
     where = {"actor": "running_mean_std.", "critic": f"{at}running_mean_std.", "value": f"{at}value_mean_std."}
     for role, prefix in where.items():
@@ -267,8 +210,9 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
     links = links_of(ppo)
     learns = "optimizer" in parts
     amp = discriminator_of(ppo) if learns else None
+    style = amp and _side_network(amp)
     spare: tuple[str, ...] = ()
-    if amp is not None or not learns:  # what acts needs no discriminator
+    if style is not None or not learns:  # what acts needs no discriminator
         spare += (DISCRIMINATOR,)
     if ppo.config.central_value is not None:
         # The actor's own critic is not used, and exists only with central_value.actor_value.
@@ -281,11 +225,11 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
         weights.statistics.pop("critic", None)
         if "actor" in weights.statistics:
             weights.statistics["critic"] = weights.statistics["actor"]
-    if amp is not None:
-        check_discriminator(amp, weights)
+    if style is not None:
+        style.check(weights)
     load_weights(ppo, weights, links, parts)
-    if amp is not None:
-        load_discriminator(amp, weights)
+    if style is not None:  # rl_games has one Adam for both; the replay buffer is in no file
+        style.load(weights, OptimizerProgress(weights.optimizers["policy"].steps, None))
 
 
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
@@ -316,7 +260,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
         tree["assymetric_vf_nets"] = {f"model.{name}": tensor for name, tensor in (stats | own).items()}
         tree["assymetric_vf_optimizer"] = torch_adam(weights, list(central), "central_value", config)
     amp = discriminator_of(ppo)
-    return tree if amp is None else _with_style(tree, take_discriminator(amp), ppo.config.optimizer)
+    return tree if amp is None else _with_style(tree, _side_network(amp).take("policy"), ppo.config.optimizer)
 
 
 def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:

@@ -24,7 +24,6 @@ from canter.compat.weights import (
     check_statistics,
     moments_in,
     optimizer_progress,
-    positional,
     set_optimizer_progress,
     set_statistics,
     statistics_of,
@@ -69,8 +68,7 @@ def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
         weights.parameters["log_alpha"] = tree["log_alpha"]
     for phase, part in OPTIMIZERS.items():
         names = [f"{part}.{name}" for name in named[part]] if part in named else [part]
-        moments, weights.optimizers[phase] = positional(tree.get(f"{part}_optimizer"), names)
-        weights.moments |= moments
+        weights.add_optimizer(phase, tree.get(f"{part}_optimizer"), names)
     if isinstance(tree.get("running_mean_std"), Mapping):
         weights.statistics["observations"] = statistics_in(tree["running_mean_std"])
     return weights

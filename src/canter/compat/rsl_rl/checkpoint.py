@@ -16,32 +16,25 @@ from canter.algorithms.ppo import PPO
 from canter.compat.layout import check_rsl_rl
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rsl_rl.own_model import OwnModel
+from canter.compat.side_network import SideNetwork
 from canter.compat.weights import (
     Link,
     Statistics,
     StdOf,
     Weights,
-    check_moments,
     check_same,
-    check_statistics,
     linear_links,
     load_weights,
     log_std_of,
-    moments_in,
     network_links,
     network_of,
-    optimizer_progress,
-    positional,
-    set_optimizer_progress,
-    set_statistics,
-    statistics_of,
     take_weights,
     torch_adam,
 )
 from canter.core.plain import ConfigError
 from canter.nn.distributions import Beta, Distribution
 from canter.nn.heads import GaussianHead
-from canter.nn.normalizer import Normalizer
+from canter.nn.normalizer import IdentityNormalizer
 
 _log = logging.getLogger(__name__)
 
@@ -105,7 +98,7 @@ def weights_in(tree: Mapping[str, Any], path: Path, own: Mapping[str, Tensor] = 
         raise CheckpointRefused(path, f"no file of RSL-RL's PPO: it has {', '.join(map(str, list(tree)[:8]))}")
     names = [name for name in models if ".obs_normalizer." not in name and name not in own]
     weights = Weights(parameters={name: models[name] for name in names}, iteration=int(number(tree, "iter", 0)))
-    weights.moments, weights.optimizers["policy"] = positional(tree.get("optimizer_state_dict"), names)
+    weights.add_optimizer("policy", tree.get("optimizer_state_dict"), names)
     weights.buffers |= {name: x for name, x in models.items() if name in own}
     for role in ("actor", "critic"):
         at = f"{role}.obs_normalizer."
@@ -130,20 +123,16 @@ def curiosity_of(ppo: PPO) -> RND | None:
     return next((extension for extension in ppo.extensions if isinstance(extension, RND)), None)
 
 
-def _curious_parameters(rnd: RND) -> dict[str, Tensor]:
-    """Return the parameters by RSL-RL's names, those that learn first."""
+def _side_network(rnd: RND) -> SideNetwork:
+    """Return predictor and target by RSL-RL's names; only the predictor learns."""
     named: dict[str, Tensor] = {}
     for name, network in (("predictor", rnd.predictor), ("target", rnd.target)):
         layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
         for i, layer in enumerate(layers):
             named |= {f"{CURIOSITY}{name}.{2 * i}.weight": layer.weight, f"{CURIOSITY}{name}.{2 * i}.bias": layer.bias}
-    return named
-
-
-def _curious_normalizers(rnd: RND) -> dict[str, list[Normalizer]]:
-    """Return the normalizers with statistics, by role."""
-    bonus = [rnd.bonus_statistics] if rnd.config.normalize_bonus else []
-    return {"rnd": [rnd.normalizer] if isinstance(rnd.normalizer, Normalizer) else [], "rnd bonus": bonus}
+    bonus = rnd.bonus_statistics if rnd.config.normalize_bonus else IdentityNormalizer()
+    (group,) = rnd.phase.optimizer.groups.values()
+    return SideNetwork(CURIOSITY, named, {"rnd": rnd.normalizer, "rnd bonus": bonus}, group)
 
 
 def _add_curiosity(weights: Weights, tree: Mapping[str, Any]) -> None:
@@ -152,48 +141,23 @@ def _add_curiosity(weights: Weights, tree: Mapping[str, Any]) -> None:
     own = {name: tensor for name, tensor in found.items() if "_normalizer." not in name}
     weights.parameters |= own
     names = [name for name in own if name.startswith(f"{CURIOSITY}predictor.")]
-    moments, weights.optimizers["rnd"] = positional(tree.get("rnd_optimizer_state_dict"), names)
-    weights.moments |= moments
+    weights.add_optimizer("rnd", tree.get("rnd_optimizer_state_dict"), names)
     for at, role in CURIOUS.items():
         if f"{at}._mean" in found:
             weights.statistics[role] = _statistics(found, f"{at}.")
 
 
-@torch.no_grad()
-def _load_curiosity(rnd: RND, weights: Weights) -> None:
-    """Load predictor, target, statistics and moments, all or none."""
-    own, normalizers = _curious_parameters(rnd), _curious_normalizers(rnd)
-    check_same(own, {name: x for name, x in weights.parameters.items() if name.startswith(CURIOSITY)})
-    check_moments(own, weights)
-    for role, parts in normalizers.items():
-        check_statistics(parts, weights.statistics.get(role), role)
-    (group,) = rnd.phase.optimizer.groups.values()
-    moments = moments_in(group, own.items())
-    for name, parameter in own.items():
-        parameter.copy_(weights.parameters[name])
-        for here, value in zip(moments.get(name, ()), weights.moments.get(name, ()), strict=False):
-            here.copy_(value)
-    for role, parts in normalizers.items():
-        set_statistics(parts, weights.statistics.get(role))
-    set_optimizer_progress(group, weights.optimizers["rnd"])
-
-
-@torch.no_grad()
 def _dump_curiosity(rnd: RND) -> dict[str, Any]:
     """Return predictor, target, statistics and optimizer in RSL-RL's layout."""
-    own = _curious_parameters(rnd)
-    (group,) = rnd.phase.optimizer.groups.values()
-    moments = {name: (mean.cpu(), square.cpu()) for name, (mean, square) in moments_in(group, own.items()).items()}
-    weights = Weights(moments=moments, optimizers={"rnd": optimizer_progress(group)})
-    state = {name: parameter.detach().cpu() for name, parameter in own.items()}
-    normalizers = _curious_normalizers(rnd)
+    weights = _side_network(rnd).take("rnd")
+    state = dict(weights.parameters)
     for at, role in CURIOUS.items():
-        if (found := statistics_of(normalizers[role])) is not None:
+        if (found := weights.statistics.get(role)) is not None:
             shape = (1,) if role == "rnd bonus" else (1, -1)
             row = {"_mean": found.mean, "_var": found.variance, "_std": found.variance.sqrt()}
             state |= {f"{at}.{name}": value.float().reshape(shape) for name, value in row.items()}
             state[f"{at}.count"] = torch.tensor(int(found.count))
-    optimizer = torch_adam(weights, list(moments), "rnd", rnd.config.optimizer)
+    optimizer = torch_adam(weights, list(weights.moments), "rnd", rnd.config.optimizer)
     state = {name.removeprefix(CURIOSITY): tensor for name, tensor in state.items()}
     return {"rnd_state_dict": state, "rnd_optimizer_state_dict": optimizer}
 
@@ -271,12 +235,15 @@ def load(
     buffers = {name: x for name, x in own_buffers(ppo).items() if name.partition(".")[0] in parts}
     if strict:
         check_same(buffers, {name: x for name, x in weights.buffers.items() if name in buffers})
+    rnd = curiosity_of(ppo) if "rnd" in parts else None
+    side = _side_network(rnd) if rnd is not None and curious else None
+    if side is not None:
+        side.check(weights)
     load_weights(ppo, weights, links, parts, strict)
     for name, buffer in buffers.items():
         buffer.copy_(weights.buffers.get(name, buffer))
-    rnd = curiosity_of(ppo) if "rnd" in parts else None
-    if rnd is not None and curious:
-        _load_curiosity(rnd, weights)
+    if side is not None:
+        side.load(weights, weights.optimizers["rnd"])
     elif rnd is not None:
         _log.warning("the file has no rnd_state_dict: predictor and target of the curiosity restart")
 
