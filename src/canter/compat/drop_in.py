@@ -173,10 +173,9 @@ def open_writer(folder: str, service: str = "tensorboard", project: str = "", co
         return events
     try:
         return ServiceWriter(events, SERVICES[service](folder, project, config or {}))
-    except ModuleNotFoundError as error:
-        _say_once(f"logger={service}: pip install {error.name}; until then only TensorBoard's files are written")
-    except KeyError as error:
-        _say_once(f"logger={service}: set {error.args[0]}; until then only TensorBoard's files are written")
+    except (ModuleNotFoundError, KeyError) as error:
+        remedy = f"pip install {error.name}" if isinstance(error, ImportError) else f"set {error.args[0]}"
+        _say_once(f"logger={service}: {remedy}; until then only TensorBoard's files are written")
     return events
 
 

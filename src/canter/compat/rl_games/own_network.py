@@ -124,7 +124,7 @@ class OwnNetwork(WithHeads):
         """Call the module with one step of `[B, ...]`; return features `[B, P + 1]` and the state."""
         given: dict[str, Any] = {
             "obs": obs["policy"] if self.bare else obs,
-            "rnn_states": None if state is None else _theirs(state),
+            "rnn_states": None if state is None else stacked(state),
             "is_train": torch.is_grad_enabled(),
             "prev_actions": None,
             "seq_length": 1,
@@ -140,7 +140,7 @@ class OwnNetwork(WithHeads):
         else:
             (logits,) = output
             params = list(logits) if isinstance(logits, list | tuple) else [logits]
-        return torch.cat([*params, value], dim=-1), () if state is None else _ours(after)
+        return torch.cat([*params, value], dim=-1), () if state is None else by_layer(after)
 
     def initial_state(self, num_envs: int) -> State:
         """Return zeros of the shapes of `get_default_rnn_state`; `()` for feed-forward modules."""
@@ -150,7 +150,7 @@ class OwnNetwork(WithHeads):
         parts = found if isinstance(found, list | tuple) else (found,)
         device = next(self.module.parameters()).device
         zeros = (torch.zeros(len(part), num_envs, part.shape[-1], device=device) for part in parts)
-        return _ours(tuple(zeros))
+        return by_layer(tuple(zeros))
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
@@ -189,12 +189,13 @@ def make_module(config: OwnNetworkConfig, input_shape: Any) -> Any:
     return module
 
 
-def _theirs(state: Any) -> tuple[Tensor, ...]:
+def stacked(state: Any) -> tuple[Tensor, ...]:
     """Return `[layers, B, H]` for each part, from a tuple of parts `[B, H]` for each layer."""
     return tuple(torch.stack([layer[k] for layer in state]) for k in range(len(state[0])))
 
 
-def _ours(states: Any) -> State:
+def by_layer(states: Any) -> State:
+    """Return a tuple of parts `[B, H]` for each layer, from `[layers, B, H]` for each part."""
     parts = states if isinstance(states, list | tuple) else (states,)
     return tuple(tuple(part[k] for part in parts) for k in range(len(parts[0])))
 

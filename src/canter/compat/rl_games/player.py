@@ -19,6 +19,7 @@ from canter.algorithms.sac import SACConfig
 from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
+from canter.compat.rl_games.own_network import by_layer, stacked
 from canter.config import TrainConfig
 from canter.core.specs import ACTION_MASK, EnvSpec
 from canter.core.struct import Obs, State
@@ -81,7 +82,7 @@ class PpoPlayer:
     def init_rnn(self) -> None:
         """Reset the recurrent state for `batch_size` environments."""
         if self.is_rnn:
-            self.states = self._theirs(self.policy.initial_state(self.batch_size))
+            self.states = [*stacked(self.policy.initial_state(self.batch_size))]
 
     def get_batch_size(self, obses: Any, batch_size: int) -> int:
         """Return the number of environments in observations."""
@@ -125,21 +126,12 @@ class PpoPlayer:
             groups = {name: group.unsqueeze(0) for name, group in groups.items()}
         batch_size = next(iter(groups.values())).shape[0]
         if self.is_rnn and self.states is None:
-            self.states = self._theirs(self.policy.initial_state(batch_size))
-        state = () if self.states is None else self._ours(self.states)
+            self.states = [*stacked(self.policy.initial_state(batch_size))]
+        state = () if self.states is None else by_layer(self.states)
         action, state = self.policy.act(groups, state, deterministic=deterministic)
         if self.is_rnn:
-            self.states = self._theirs(state)
+            self.states = [*stacked(state)]
         return action[0] if single else action
-
-    @staticmethod
-    def _theirs(state: State) -> list[Tensor]:
-        """Return a tensor `[L, N, H]` for each part of the recurrent state."""
-        return [torch.stack([layer[k] for layer in state]) for k in range(len(state[0]))]
-
-    @staticmethod
-    def _ours(states: list[Tensor]) -> State:
-        return tuple(tuple(part[k] for part in states) for k in range(states[0].shape[0]))
 
     def env_reset(self, env: Any) -> Any:
         """Start new episodes; return the observations for `get_action`."""

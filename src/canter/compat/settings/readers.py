@@ -63,11 +63,11 @@ def flag(s: Section, key: str, default: bool | None = None) -> bool:
     return value
 
 
-def word(s: Section, key: str, default: str | None = None) -> str:
+def word(s: Section, key: str, default: str | None = None, expected: str = "a string") -> str:
     """Read a string."""
-    value = _resolved(s, key, default, "a string")
+    value = _resolved(s, key, default, expected)
     if not isinstance(value, str):
-        raise s.error(key, "a string")
+        raise s.error(key, expected)
     return value
 
 
@@ -76,9 +76,7 @@ def one_of(*known: str) -> Reader:
     expected = f"one of {', '.join(known)}"
 
     def read(s: Section, key: str, default: str | None = None) -> str:
-        value = _resolved(s, key, default, "a string")
-        if not isinstance(value, str):
-            raise s.error(key, expected)
+        value = word(s, key, default, expected)
         if value not in known:
             raise s.error(key, expected, nearest(value, known))
         return value

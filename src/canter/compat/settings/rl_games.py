@@ -18,7 +18,19 @@ from canter.compat.settings.rl_games_releases import (
     release_of_version,
 )
 from canter.compat.settings.rl_games_sac import apply_sac
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, mapped, no_effect, not_true
+from canter.compat.settings.rules import (
+    OMIT,
+    Always,
+    Copy,
+    Only,
+    Rule,
+    apply,
+    equal_to,
+    mapped,
+    no_effect,
+    not_true,
+    precision,
+)
 from canter.compat.settings.section import NONE, Import, Section
 
 AT = "algorithm.extensions[0]"
@@ -353,17 +365,7 @@ ACTIONS: tuple[Rule, ...] = (
     mapped("use_action_masks", "the environment's group action_mask"),
 )
 """For `params.config` and settings below `algorithm`."""
-PRECISION: tuple[Rule, ...] = (
-    Copy(
-        "mixed_precision",
-        "precision",
-        read.flag,
-        OMIT,
-        {True: "bfloat16", False: "float32"},
-        {True: "in acting too; Isaac Lab's fork multiplies in float16"},
-    ),
-    mapped("mixed_precision", "off"),
-)
+PRECISION = precision("mixed_precision", "precision", "Isaac Lab's fork multiplies in float16")
 """For `params.config`, or the central value's, and settings of a network."""
 RUN: tuple[Rule, ...] = (
     Copy("device", "device", read.word, OMIT),
@@ -375,8 +377,7 @@ RUN: tuple[Rule, ...] = (
 SCRIPTS: tuple[Rule, ...] = (
     mapped("name full_experiment_name train_dir", "the run's folder (canter train --name, Runner)"),
     mapped("print_stats use_diagnostics", "--console, --log"),
-    mapped("defer_summaries_sec summaries_interval_sec_min summaries_interval_sec_max", "--log"),
-    mapped("force_interval_writer", "--log"),
+    mapped("defer_summaries_sec summaries_interval_sec_min summaries_interval_sec_max force_interval_writer", "--log"),
     mapped("device_name", "device of canter play"),
     mapped("torch_compile", "execution"),
     mapped("multi_gpu", "torchrun"),

@@ -64,7 +64,7 @@ def read_pbt(s: Section) -> Population | None:
         fixed=tuple(address for address, (_, settings) in mutations.items() if not settings),
     )
     if not population.enabled:
-        s.report("", "no_effect", why=f"enabled is off; {COMMAND} reads this section")
+        s.run.root.no_effect(s.at, f"enabled is off; {COMMAND} reads this section")
         return population
     s.changed("enabled", f"this file trains one run here; {COMMAND} trains the population of {population.members}")
     s.mapped("policy_idx directory workspace launcher", f"{COMMAND} starts all members itself")

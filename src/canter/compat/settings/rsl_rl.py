@@ -27,6 +27,7 @@ from canter.compat.settings.rules import (
     mapped,
     no_effect,
     not_true,
+    precision,
 )
 from canter.compat.settings.section import NONE, Import, Section
 
@@ -292,15 +293,7 @@ ADAPTIVE_RATE: tuple[Rule, ...] = (
     Copy("desired_kl", "target_kl", read.number, 0.01),
 )
 EXTRAS: tuple[Rule, ...] = (
-    Copy(
-        "use_mixed_precision",
-        "model.policy.precision model.critic.precision",
-        read.flag,
-        OMIT,
-        {True: "bfloat16", False: "float32"},
-        {True: "in acting too; RSL-RL only in the update"},
-    ),
-    mapped("use_mixed_precision", "off"),
+    *precision("use_mixed_precision", "model.policy.precision model.critic.precision", "RSL-RL only in the update"),
     curiosity,
     symmetry,
     Only("share_cnn_encoders", not_true, "off", "model.shared_trunk shares the whole network, not the encoder alone"),

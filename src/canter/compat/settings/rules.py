@@ -116,8 +116,7 @@ class Report:
 
     def __call__(self, s: Section) -> None:
         """Report the keys that have no status yet."""
-        for key in self.keys.split():
-            s.report(key, self.status, self.to, self.why)
+        s.report(self.keys, self.status, self.to, self.why)
 
 
 def mapped(keys: str, to: str) -> Rule:
@@ -128,6 +127,12 @@ def mapped(keys: str, to: str) -> Rule:
 def no_effect(keys: str, why: str = "no code reads it") -> Rule:
     """Return the rule for keys that the source library does not read."""
     return Report("no_effect", keys, why=why)
+
+
+def precision(key: str, to: str, why: str) -> tuple[Rule, ...]:
+    """Return the rules for a switch of half precision; `why` is what else differs."""
+    read_as = {True: "bfloat16", False: "float32"}
+    return Copy(key, to, read.flag, OMIT, read_as, {True: f"in acting too; {why}"}), mapped(key, "off")
 
 
 def equal_to(*values: Any) -> Callable[[Any], bool]:

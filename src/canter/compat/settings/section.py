@@ -321,8 +321,15 @@ class Section:
         targets = ", ".join(f"{self.setting(setting)}={value}" for setting in settings.split())
         self.report(key, "changed" if why else "mapped", targets, why)
 
-    def report(self, key: str, status: Status, to: str = "", why: str = "") -> None:
-        """Give a status to a key and all below it, except absent keys and those that have one."""
+    def report(self, keys: str, status: Status, to: str = "", why: str = "") -> None:
+        """Give a status to keys and all below them, except absent ones and those that have one.
+
+        Blanks separate keys.
+        """
+        for key in keys.split():
+            self._report(key, status, to, why)
+
+    def _report(self, key: str, status: Status, to: str, why: str) -> None:
         value = self._look(key, ABSENT)
         if value is ABSENT:
             return
@@ -350,23 +357,19 @@ class Section:
 
     def mapped(self, keys: str, to: str = "") -> None:
         """Report keys that mean the same here."""
-        for key in keys.split():
-            self.report(key, "mapped", to)
+        self.report(keys, "mapped", to)
 
     def changed(self, keys: str, why: str, to: str = "") -> None:
         """Report keys that mean something else here."""
-        for key in keys.split():
-            self.report(key, "changed", to, why)
+        self.report(keys, "changed", to, why)
 
     def no_effect(self, keys: str, why: str) -> None:
         """Report keys that the source library does not read."""
-        for key in keys.split():
-            self.report(key, "no_effect", why=why)
+        self.report(keys, "no_effect", why=why)
 
     def refuse(self, keys: str, why: str) -> None:
         """Report keys that nothing here can honour."""
-        for key in keys.split():
-            self.report(key, "refused", why=why)
+        self.report(keys, "refused", why=why)
 
     def each(self, key: str, names: str, status: Status, to: str = "", why: str = "") -> None:
         """Give one status to some keys of a section; its other keys stay unknown."""
