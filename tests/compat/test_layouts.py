@@ -3,6 +3,8 @@
 `python benchmarks/parity/checkpoints.py` loads what is written in the libraries themselves.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -152,3 +154,31 @@ def test_residual_blocks_are_written_by_the_names_and_shapes_of_rl_games():
     assert shapes_of(model) == {f"a2c_network.{name}": shape for name, shape in body.items()}
     parts = list(dict.fromkeys(name.split(".")[1] for name in model))
     assert parts == ["sigma", "cnn", "rnn", "mlp", "value", "mu"], "of rl_games' modules, which its optimizer follows"
+
+
+AMP = {
+    "kind": "amp",
+    "motions": ["canter:swimmer_wide.npz"],
+    "columns": ["dof_positions/joint_1", "dof_positions/joint_2"],
+    "time_step": 0.02,
+    "hidden": [5, 3],
+    "batch_size": 4,
+    "replay": 32,
+    "replay_rows": 4,
+}
+
+
+def test_amp_is_written_by_the_names_shapes_and_order_of_isaac_gym_envs():
+    settings = BASE | {"model.policy.obs_groups": ["policy"], "model.std.learn": False, "extensions": [AMP]}
+    spec = replace(SPEC, obs={"policy": canter.TensorSpec((3,)), "amp": canter.TensorSpec((2,))})
+    tree = rl_games.dump(from_plain(nest(settings, {}), canter.PPOConfig()).build(spec, 0), 1, 1, 0.0)
+    body = {"sigma": (2,)}
+    for role in ("actor", "critic"):
+        body |= both(f"{role}_mlp.0", 6, 3) | both(f"{role}_mlp.2", 4, 6)
+    body |= both("value", 1, 4) | both("mu", 2, 4)
+    body |= both("_disc_mlp.0", 5, 4) | both("_disc_mlp.2", 3, 5) | both("_disc_logits", 1, 3)  # two frames of 2
+    expected = {f"a2c_network.{name}": shape for name, shape in body.items()}
+    assert list(shapes_of(tree["model"]).items()) == list(expected.items()), "the optimizer follows this order"
+    assert shapes_of(tree["amp_input_mean_std"]) == {"running_mean": (4,), "running_var": (4,), "count": ()}
+    shapes = [torch.zeros(shape) for shape in expected.values()]
+    torch.optim.Adam(shapes).load_state_dict(tree["optimizer"])
