@@ -1,9 +1,9 @@
 """Go1 from mjlab to plain MuJoCo on the CPU: velocity tracking through the C header, and what mistakes would cost.
 
     pip install "canter[mjlab]"
-    python benchmarks/robots/sim2sim.py runs/go1 --out go1.json
+    python benchmarks/robots/sim2sim.py runs/go1 --seconds 150 --out benchmarks/robots/results/sim2sim_go1.json
 
-Trains the run if the folder does not exist (minutes on a GPU), then plays it in mjlab and in plain MuJoCo with the
+Trains the run if the folder does not exist, then plays it in mjlab and in plain MuJoCo with the
 model of mjlab's Go1 as it is in its XML file: without motors, with frictions and contacts of its own. Each mistake is
 a robot that differs from the contract: the result has the line that detects it, and the tracking of such a robot.
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ import torch
 import canter
 from canter.app.sim2sim import VelocityTerms, check_contract, compare_tracking, record_training, run_robots
 from canter.core.interface import Interface, Joint, decode, signals_from_plain
+from canter.core.machine import describe_machine, describe_versions
 from canter.nn.policy_file import find_policy
 from canter.nn.policy_loading import load_policy
 from canter.play.contract import compare_contracts, contract_file, read_contract
@@ -108,12 +110,16 @@ if __name__ == "__main__":
     parser.add_argument("run", type=Path)
     parser.add_argument("--robots", type=int, default=16)
     parser.add_argument("--device", default="cuda:0" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--iterations", type=int, default=600)
+    parser.add_argument("--seconds", type=float, default=150, help="time of training, if the run does not exist")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
+    result: dict[str, Any] = {"command": f"python {' '.join(sys.argv)}"}
     if not arguments.run.exists():
-        settings = {"until": {"iterations": arguments.iterations}, "device": arguments.device}
+        settings = {"until": {"seconds": arguments.seconds}, "device": arguments.device}
         canter.train(TASK, run_dir=arguments.run.parent, name=arguments.run.name, final_evaluation=False, **settings)
-    measured = run(arguments.run, arguments.robots, arguments.device)
+    last = json.loads((arguments.run / "metrics.jsonl").read_text().splitlines()[-1])
+    result |= {name: last[name] for name in ("iteration", "env_steps", "seconds") if name in last}
+    result |= run(arguments.run, arguments.robots, arguments.device)
+    result |= {"machine": describe_machine(), "versions": describe_versions()}
     if arguments.out is not None:
-        arguments.out.write_text(json.dumps(measured, indent=2) + "\n")
+        arguments.out.write_text(json.dumps(result, indent=2) + "\n")
