@@ -3,16 +3,21 @@
     python benchmarks/speed/deploy.py --rounds 9
 
 The policy has the size of a quadruped's: 48 observations, hidden layers 512, 256, 128, 12 actions. The table shows the
-lowest p50 and p99 of all rounds, since other programs on the machine can only add time.
+lowest p50 and p99 of all rounds, since other programs on the machine can only add time. They go to
+benchmarks/speed/results/deploy.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import tempfile
+from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import torch
+from harness import RESULTS, machine
 
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.nn.actor_critic import ModelConfig
@@ -31,8 +36,8 @@ TARGETS: dict[str, tuple[Format, Weights]] = {
 }
 
 
-def run(rounds: int, activation: str) -> None:
-    """Export a policy to every target, and print a table."""
+def run(rounds: int, activation: str) -> dict[str, Any]:
+    """Export a policy to every target; return the microseconds of one step and the size of each file."""
     torch.manual_seed(0)
     spec = EnvSpec({"policy": TensorSpec((48,))}, Continuous((-INFINITY,) * 12, (INFINITY,) * 12), 1)
     policy = ModelConfig(policy=NetworkConfig(hidden=(512, 256, 128), activation=activation)).build_policy(spec)
@@ -46,14 +51,24 @@ def run(rounds: int, activation: str) -> None:
             for name, path in files.items():
                 p50, p99 = measure_latency(path, (obs, ()))
                 best[name] = (min(best[name][0], p50), min(best[name][1], p99))
-    print("| target | p50 | p99 |\n| --- | --- | --- |")
-    for name, (p50, p99) in best.items():
-        print(f"| {name} | {1e6 * p50:.0f} us | {1e6 * p99:.0f} us |")
+        sizes = {name: path.stat().st_size for name, path in files.items()}
+    return {
+        name: {"p50_us": round(1e6 * p50, 1), "p99_us": round(1e6 * p99, 1), "bytes": sizes[name]}
+        for name, (p50, p99) in best.items()
+    }
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--activation", default="elu")
+    parser.add_argument("--out", type=Path, default=RESULTS / "deploy.json")
     arguments = parser.parse_args()
-    run(arguments.rounds, arguments.activation)
+    measured = run(arguments.rounds, arguments.activation)
+    print("| target | p50 | p99 |\n| --- | --- | --- |")
+    for name, times in measured.items():
+        print(f"| {name} | {times['p50_us']:.0f} us | {times['p99_us']:.0f} us |")
+    about = machine()
+    about["versions"]["onnxruntime"] = version("onnxruntime")
+    command = f"python benchmarks/speed/deploy.py --rounds {arguments.rounds} --activation {arguments.activation}"
+    arguments.out.write_text(json.dumps({**about, "command": command, "targets": measured}, indent=1) + "\n")

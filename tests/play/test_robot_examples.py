@@ -17,6 +17,7 @@ from canter.core.interface import Interface, Joint, Signal
 from canter.core.specs import Continuous, EnvSpec, TensorSpec
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.network import NetworkConfig
+from canter.play.c_library import FLAGS
 from canter.play.export import export_policy
 from canter.runtime import Policy
 
@@ -107,6 +108,26 @@ def test_the_cpp_loop_commands_what_the_policy_does(policy, tmp_path):
     printed = dict(line.split() for line in done.stdout.splitlines())
     assert [*printed] == [*reversed(JOINTS)]
     np.testing.assert_allclose([float(printed[joint]) for joint in JOINTS], target, atol=1e-5)
+
+
+def test_the_c_loop_of_the_documentation_commands_what_the_policy_does(policy, tmp_path):
+    page = (EXAMPLES.parent / "docs" / "deploy.md").read_text()
+    source = page.partition("this is `walk.c`:\n\n```c\n")[2].partition("```")[0]
+    (tmp_path / "walk.c").write_text(source.replace("step < 500", "step < 3"))
+    command = ["gcc", *FLAGS, "-fsanitize=address,undefined", "walk.c", "-o", "walk", "-lm"]
+    compiled = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (compiled.returncode, compiled.stderr) == (0, "")
+    done = subprocess.run([tmp_path / "walk"], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    target = DEFAULT
+    action = np.zeros(12)
+    for _ in range(3):
+        still = np.zeros(3)
+        action = act(policy, observation(still, still, [0, 0, -1], target, np.zeros(12), action, [0.5, 0, 0]))
+        target = command_of(action)
+    printed = dict(line.split() for line in done.stdout.splitlines())
+    assert tuple(printed) == JOINTS
+    np.testing.assert_allclose([float(value) for value in printed.values()], target, atol=1e-5)
 
 
 class FakeNode:
