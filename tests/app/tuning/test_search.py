@@ -21,7 +21,7 @@ from canter.app.tuning.outcome import (
     pareto_front,
     progress_of,
     seconds_left,
-    write_best,
+    write_winner,
 )
 from canter.app.tuning.results import UNREACHED, format_score, seconds_score
 from canter.app.tuning.runner import claim
@@ -196,7 +196,7 @@ def test_finalists_meet_the_base_settings_on_fresh_seeds(tmp_path):
     ]
     outcome = outcome_of(search)
     assert outcome.winner == fresh[1].candidate and outcome.optimistic is not None
-    best = read_config(write_best(search, outcome)).over(TrainConfig())
+    best = read_config(write_winner(search, outcome)).over(TrainConfig())
     assert best.algorithm.gamma == float(outcome.settings["algorithm.gamma"])
     assert (best.algorithm.epochs, best.total_steps) == (int(outcome.settings["algorithm.epochs"]), 9000)
     assert f"Winner: {outcome.winner} (gamma " in "\n".join(outcome_lines(search, outcome))
@@ -207,7 +207,7 @@ def test_the_winner_trains_by_its_file(tmp_path, capsys):
     env = EnvConfig(id="tensor:cartpole", num_envs=2)
     search = run_all(new_search(tmp_path / "a", TrainConfig(env=env, algorithm=algorithm, total_steps=64)))
     outcome = outcome_of(search)
-    best = str(write_best(search, outcome))
+    best = str(write_winner(search, outcome))
     main(["train", "tensor:cartpole", "--config", best, "--run-dir", str(tmp_path), "--name", "run"])
     assert "Final score" in capsys.readouterr().out
     trained = read_config(tmp_path / "run" / "config.yaml").over(TrainConfig())
@@ -220,7 +220,7 @@ def test_the_base_settings_may_win(tmp_path):
     search = run_all(new_search(tmp_path / "a"), lambda search, job: 1.0 if job.candidate == "base" else 0.0)
     outcome = outcome_of(search)
     assert (outcome.winner, outcome.settings) == ("base", {})
-    assert read_config(write_best(search, outcome)).over(TrainConfig()) == BASE
+    assert read_config(write_winner(search, outcome)).over(TrainConfig()) == BASE
     assert outcome_lines(search, outcome)[-1] == "No trial is better than the base settings."
 
 

@@ -9,15 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from canter.app.console.text import format_duration, format_number
-from canter.app.experiments.settings import with_overrides
 from canter.app.tuning.results import format_score
+from canter.app.tuning.runner import write_best
 from canter.app.tuning.search import KEPT, Search, trial_name
-from canter.app.tuning.space import plain_values
-from canter.config.files import dump_config
-from canter.core.storage.files import replace_file
 from canter.functional.statistics import mean_interval, welch_difference
 
-BEST = "best.yaml"
 SHOWN_FRONT = 3
 """Points of the Pareto front in the progress line; the report has all."""
 
@@ -78,15 +74,12 @@ def corrected_mean(scores: Mapping[str, Sequence[float]]) -> float:
     return float(np.mean([scores[name][i] for i, name in enumerate(chosen)]))
 
 
-def write_best(search: Search, outcome: Outcome) -> Path:
+def write_winner(search: Search, outcome: Outcome) -> Path:
     """Write the winner's settings as a file for `canter train ENV --config` and return it."""
-    config = with_overrides(search.config, plain_values(outcome.settings))
     scores = outcome.scores[outcome.winner]
-    lead = f"# {outcome.winner} of {search.folder.name}: {np.mean(scores):.5g} on {len(scores)} fresh seeds, "
-    lead += f"{outcome.corrected:.5g} corrected for the choice among {len(outcome.scores)}\n"
-    file = search.folder / BEST
-    replace_file(file, (lead + dump_config(config)).encode())
-    return file
+    lead = f"{outcome.winner} of {search.folder.name}: {np.mean(scores):.5g} on {len(scores)} fresh seeds, "
+    lead += f"{outcome.corrected:.5g} corrected for the choice among {len(outcome.scores)}"
+    return write_best(search, outcome.settings, lead)
 
 
 def outcome_lines(search: Search, outcome: Outcome) -> list[str]:

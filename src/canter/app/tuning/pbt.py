@@ -17,20 +17,17 @@ import numpy as np
 
 from canter.algorithms.base import plan_of
 from canter.app.console.text import format_duration, format_number
-from canter.app.experiments.settings import with_overrides
 from canter.app.experiments.sweep import Sweep
 from canter.app.experiments.train import evaluate
 from canter.app.tuning.copying import copy_learner, follows_kl, rate_key
 from canter.app.tuning.exploit import PbtConfig, choose_leaders, explore
 from canter.app.tuning.lineage import Change, Lineage
 from canter.app.tuning.results import is_evaluated, read_return, result_line, training_seconds
-from canter.app.tuning.runner import Job
-from canter.app.tuning.space import build_space, plain_values, setting_flags, setting_names
+from canter.app.tuning.runner import BASE, Job, read_plan, write_best, write_plan
+from canter.app.tuning.space import build_space, setting_flags, setting_names
 from canter.config import TrainConfig
-from canter.config.files import dump_config, read_config
-from canter.core.plain import ConfigError, from_plain, to_plain
+from canter.core.plain import ConfigError, to_plain
 from canter.core.registry import UserError
-from canter.core.storage.files import Malformed, read_json, replace_file, write_json
 from canter.core.storage.validity import flatten
 from canter.envs.imports import PYTHON, allowed_imports
 from canter.play.evaluation import EpisodesUnfinished
@@ -38,8 +35,6 @@ from canter.runs.changes import refuse_fixed
 from canter.runs.metrics import METRICS, read_last_row
 
 PLAN = "pbt.json"
-BASE = "base.yaml"
-BEST = "best.yaml"
 INTERVALS = 20
 """Intervals of a run by default."""
 FRESH = 1000
@@ -181,8 +176,7 @@ class Population:
 
 def create_population(folder: Path, pbt: PbtConfig, config: TrainConfig) -> Population:
     """Write the plan of a new population to its folder, which is there already, and return it."""
-    write_json(folder / PLAN, to_plain(pbt))
-    replace_file(folder / BASE, dump_config(config).encode())
+    write_plan(folder / PLAN, pbt, config)
     population = Population(folder, pbt, config)
     rng = np.random.default_rng(np.random.SeedSequence([config.seed, 0]))
     base = flatten(to_plain(config))
@@ -212,11 +206,7 @@ def check_population(pbt: PbtConfig, config: TrainConfig) -> PbtConfig:
 
 def open_population(folder: Path) -> Population:
     """Return the population of a folder."""
-    try:
-        pbt = from_plain(read_json(folder / PLAN), PbtConfig)
-    except (OSError, Malformed, ConfigError) as error:
-        raise UserError(f"{folder / PLAN} cannot be read: {error}") from error
-    config = read_config(folder / BASE, within=folder).over(TrainConfig())
+    pbt, config = read_plan(folder / PLAN, PbtConfig)
     population = Population(folder, pbt, config)
     if not population.lineage.initial:
         return create_population(folder, pbt, config)  # killed before its first line
@@ -257,11 +247,8 @@ def population_outcome(population: Population) -> PbtOutcome:
 
 def write_best_settings(population: Population, outcome: PbtOutcome) -> Path:
     """Write the last settings of the winner as a file for `canter train ENV --config` and return it."""
-    config = with_overrides(population.config, plain_values(outcome.settings))
-    lead = f"# Last settings of {outcome.winner} of {population.folder.name}, which had others before: lineage.jsonl\n"
-    file = population.folder / BEST
-    replace_file(file, (lead + dump_config(config)).encode())
-    return file
+    lead = f"Last settings of {outcome.winner} of {population.folder.name}, which had others before: lineage.jsonl"
+    return write_best(population, outcome.settings, lead)
 
 
 def population_lines(outcome: PbtOutcome, names: Mapping[str, str]) -> list[str]:

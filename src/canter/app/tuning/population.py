@@ -79,10 +79,9 @@ class PopulationSearch(Search):
     def members(self, program: int) -> list[MemberConfig]:
         """Return the settings of the members of a program."""
         found: list[MemberConfig] = []
-        for key in self.programs[program]:
-            name, _, seed = key.partition("@")[0].rpartition("-seed")
-            own = plain_values({_member_setting(key): text for key, text in self.settings(name).items()})
-            found.append(from_plain({**own, "seed": int(seed)}, MemberConfig()))
+        for run in map(Job.of_key, self.programs[program]):
+            own = plain_values({_member_setting(key): text for key, text in self.settings(run.candidate).items()})
+            found.append(from_plain({**own, "seed": run.seed}, MemberConfig()))
         return found
 
     def start_arguments(self, job: Job) -> list[str]:
@@ -100,8 +99,7 @@ class PopulationSearch(Search):
         """Record the results of all members of a program that has ended, and return a line about them."""
         keys = self.programs[self.program_of(job)]
         for key in keys:
-            name, _, seed = key.partition("@")[0].rpartition("-seed")
-            self.record_run(Job(name, int(seed), self.total), failed=failed, share=1 / len(keys))
+            self.record_run(Job.of_key(key), failed=failed, share=1 / len(keys))
         scores = [self.study.notes[key]["score"] for key in keys]
         known = [score for score in scores if score is not None]
         shown = f"best {format_score(max(known))}" if known else f"failed, see {self.folder / job.name}.log"

@@ -9,21 +9,31 @@ from __future__ import annotations
 import fcntl
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, TypeVar
 
 from canter.app.experiments.launcher import LaunchedRun, Launcher
+from canter.app.experiments.settings import with_overrides
 from canter.app.experiments.sweep import POLL_SECONDS
+from canter.app.tuning.space import plain_values
+from canter.config import TrainConfig
+from canter.config.files import dump_config, read_config
+from canter.core.plain import ConfigError, from_plain, to_plain
+from canter.core.registry import UserError
+from canter.core.storage.files import Malformed, read_json, replace_file, write_json
 from canter.core.storage.lock import folder_mutex, is_locked
 
 ATTEMPTS = 3
 """Times that a run is started whose process is killed."""
 REFRESH_SECONDS = 1.0
 """Time between looks into the journal for results of other processes."""
+T = TypeVar("T")
 CLAIMS = ".claims"
+BASE = "base.yaml"
+BEST = "best.yaml"
 
 
 @dataclass(frozen=True)
@@ -34,6 +44,13 @@ class Job:
     """`trial-003`, or `base` for the base settings."""
     seed: int
     steps: int
+
+    @classmethod
+    def of_key(cls, key: str) -> Self:
+        """Return the run of a result in the journal."""
+        name, _, steps = key.rpartition("@")
+        candidate, _, seed = name.rpartition("-seed")
+        return cls(candidate, int(seed), int(steps))
 
     @property
     def name(self) -> str:
@@ -50,6 +67,8 @@ class Plan(Protocol):
     """Runs that follow from a journal which several processes share."""
 
     folder: Path
+    config: TrainConfig
+    """Base settings."""
     spent: float
     """Seconds of work so far."""
 
@@ -76,6 +95,29 @@ class Plan(Protocol):
     def add_time(self, spent: float) -> None:
         """Record the seconds of work so far."""
         ...
+
+
+def write_plan(file: Path, plan: Any, config: TrainConfig) -> None:
+    """Write a plan and, beside it, the base settings."""
+    replace_file(file.with_name(BASE), dump_config(config).encode())
+    write_json(file, to_plain(plan))  # last: it makes the folder one that continues
+
+
+def read_plan(file: Path, kind: type[T]) -> tuple[T, TrainConfig]:
+    """Return what `write_plan` has written; raise UserError if it cannot be read."""
+    try:
+        plan = from_plain(read_json(file), kind)
+    except (OSError, Malformed, ConfigError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from error
+    return plan, read_config(file.with_name(BASE), within=file.parent).over(TrainConfig())
+
+
+def write_best(plan: Plan, texts: Mapping[str, str], lead: str) -> Path:
+    """Write settings as a file for `canter train ENV --config`, below a comment, and return it."""
+    file = plan.folder / BEST
+    config = with_overrides(plan.config, plain_values(texts))
+    replace_file(file, f"# {lead}\n{dump_config(config)}".encode())
+    return file
 
 
 OnChange = Callable[[Any, str | None], Any]

@@ -32,7 +32,7 @@ from canter.app.tuning.results import (
     result_line,
     training_seconds,
 )
-from canter.app.tuning.runner import Job
+from canter.app.tuning.runner import BASE, Job
 from canter.app.tuning.space import build_space, setting_flags, setting_names
 from canter.app.tuning.study import Study
 from canter.config import TrainConfig
@@ -42,7 +42,6 @@ from canter.envs.imports import allowed_imports
 from canter.runs.metrics import METRICS
 
 PLAN = "tune.json"
-BASE = "base.yaml"
 GENERATION = 12
 """Trials that are sampled and halved together."""
 KEPT = 3

@@ -11,7 +11,7 @@ from canter.app.check.before_run import check_machine
 from canter.app.experiments.sweep import new_sweep_folder
 from canter.app.experiments.train import plan_run
 from canter.app.tuning.exploit import PbtConfig
-from canter.app.tuning.outcome import Outcome, outcome_of, write_best
+from canter.app.tuning.outcome import Outcome, outcome_of, write_winner
 from canter.app.tuning.pbt import PLAN as POPULATION_PLAN
 from canter.app.tuning.pbt import (
     PbtOutcome,
@@ -23,16 +23,14 @@ from canter.app.tuning.pbt import (
     write_best_settings,
 )
 from canter.app.tuning.population import PopulationSearch, check_members, member_space
-from canter.app.tuning.runner import OnChange, run_plan
-from canter.app.tuning.search import BASE, PLAN, Search, TuneConfig
+from canter.app.tuning.runner import OnChange, read_plan, run_plan, write_plan
+from canter.app.tuning.search import PLAN, Search, TuneConfig
 from canter.app.tuning.space import build_space, default_space, spec_of
 from canter.app.tuning.study import load_optuna
 from canter.config import TrainConfig
-from canter.config.files import dump_config, read_config
 from canter.core.distributed import cores
-from canter.core.plain import ConfigError, from_plain, to_plain
+from canter.core.plain import from_plain
 from canter.core.registry import UserError
-from canter.core.storage.files import Malformed, read_json, replace_file, write_json
 from canter.envs.imports import PYTHON, refuse_while_importing
 from canter.runs.records import RUNS
 
@@ -153,8 +151,7 @@ def new_search(plan: TuneConfig, base: TrainConfig, run_dir: Path, name: str | N
 
 def create_search(folder: Path, tune: TuneConfig, config: TrainConfig) -> Search:
     """Write the plan of a new search to its folder, which is there already, and return the search."""
-    write_json(folder / PLAN, to_plain(tune))
-    replace_file(folder / BASE, dump_config(config).encode())
+    write_plan(folder / PLAN, tune, config)
     return search_class(tune)(folder, tune, config)
 
 
@@ -180,15 +177,10 @@ def check_search(tune: TuneConfig, config: TrainConfig) -> TuneConfig:
 
 def open_search(folder: Path, **changes: Any) -> Search:
     """Return the search of a folder, with changed `trials` or `budget`."""
-    try:
-        plan = from_plain(read_json(folder / PLAN), TuneConfig)
-    except (OSError, Malformed, ConfigError) as error:
-        raise UserError(f"{folder / PLAN} cannot be read: {error}") from error
-    changed = {name: value for name, value in changes.items() if value is not None}
-    tune = replace(plan, **changed)
+    plan, config = read_plan(folder / PLAN, TuneConfig)
+    tune = replace(plan, **{name: value for name, value in changes.items() if value is not None})
     if tune != plan:
-        write_json(folder / PLAN, to_plain(tune))
-    config = read_config(folder / BASE, within=folder).over(TrainConfig())
+        write_plan(folder / PLAN, tune, config)
     return search_class(tune)(folder, tune, config)
 
 
@@ -197,7 +189,7 @@ def finish(search: Search) -> TuneResult:
     from canter.app.report.tuning import write_search_report
 
     outcome = outcome_of(search)
-    return TuneResult(search.folder, write_best(search, outcome), write_search_report(search, outcome), outcome)
+    return TuneResult(search.folder, write_winner(search, outcome), write_search_report(search, outcome), outcome)
 
 
 def new_population(pbt: PbtConfig, base: TrainConfig, run_dir: Path, name: str | None) -> Population:
