@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import canter
+from canter.app.cli import main
 from canter.app.experiments.population import population_config
 from canter.config.files import read_config
 from canter.core.storage.checkpoint import load_checkpoint
@@ -35,6 +36,16 @@ def test_members_have_folders_like_single_runs_that_learn_the_same(tmp_path):
             assert torch.allclose(weight, saved.actor.state_dict()[name], rtol=2e-5, atol=2e-5), name
         assert canter.evaluate(member.path, episodes=2).mean > 0
     assert result.members[1].config.seed == 9
+
+
+def test_a_population_that_is_resumed_by_command_scores_its_members(tmp_path, capsys):
+    options = {"run_dir": tmp_path, "name": "run", "console": "quiet", "episodes": 2}
+    first = canter.train_population("tensor:cartpole", MEMBERS, total_steps=64, **options, **SETTINGS)
+    main(["resume", str(first.path), "--total-steps", "256", "--final-episodes", "3", "--console", "lines"])
+    assert "Final scores of 2 members: mean returns " in capsys.readouterr().out
+    records = [json.loads((path / "run.json").read_text()) for path in (first.path, *(m.path for m in first.members))]
+    assert [record["score"]["episodes"] for record in records] == [3, 3, 3]
+    assert records[0]["score"]["mean"] in [record["score"]["mean"] for record in records[1:]]
 
 
 def trainer(path):
