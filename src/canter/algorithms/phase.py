@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -58,8 +58,8 @@ class Phase(Generic[Batch]):
     shuffle: Shuffle = "epoch"
     num_envs: int = 1
     """Number of environments that the sequences come from, for `shuffle="none"` and `blocks`."""
-    select: Callable[[Batch], Batch] = field(default=lambda batch: batch)
-    """Returns the sequences of a batch that are trained on, those of `num_envs` environments."""
+    select: Callable[[Batch], Batch] | None = None
+    """Returns the sequences of a batch that are trained on, those of `num_envs` environments; None takes all."""
     blocks: int | None = None
     """Blocks of environments, over all ranks, that are shuffled separately; None for one per
     rank."""
@@ -79,7 +79,8 @@ class Phase(Generic[Batch]):
         batch before each epoch after the first; None uses the same batch throughout.
         """
         optimizer = self.optimizer
-        batch = self.select(batch)
+        select = self.select or (lambda batch: batch)
+        batch = select(batch)
         samples = self.source.begin(batch)
         orders = self._epoch_orders(batch)
         kl = torch.zeros((), device=self.generator.device) if kl is None else kl
@@ -90,7 +91,7 @@ class Phase(Generic[Batch]):
         steps = WeightedMean()
         for epoch in range(self.epochs):
             if refresh is not None and epoch > 0:
-                samples = self.source.begin(self.select(refresh()))
+                samples = self.source.begin(select(refresh()))
             minibatches = self._minibatches(next(orders))
             counts = count_valid(batch, minibatches) if distributed.active() else None
             epoch_kl = WeightedMean()
