@@ -138,6 +138,35 @@ def test_images_are_written_by_the_names_and_shapes_of_rl_games():
     assert list(dict.fromkeys(parts)) == order, "of rl_games' modules, which its optimizer follows"
 
 
+def test_a_file_of_images_has_statistics_that_change_nothing_as_rl_games_normalises_each_pixel():
+    ppo = build(ONE | {"model.policy.normalize_obs": True})
+    tree = rl_games.dump(ppo, 1, 1, 0.0)
+    buffers = {name: x for name, x in tree["model"].items() if name.startswith("running_mean_std.")}
+    assert shapes_of(buffers) == {
+        "running_mean_std.running_mean": IMAGE,
+        "running_mean_std.running_var": IMAGE,
+        "running_mean_std.count": (),
+    }
+    image = torch.rand(4, *IMAGE)
+    mean, variance = buffers["running_mean_std.running_mean"], buffers["running_mean_std.running_var"]
+    torch.testing.assert_close(
+        ((image - mean) / (variance + 1e-5).sqrt()).clamp(-5, 5), image.double(), rtol=1e-5, atol=0
+    )
+    rl_games.load(ppo, rl_games.weights_in(tree, "file"))
+    tree["model"]["running_mean_std.running_mean"] = mean + 0.1
+    with pytest.raises(ConfigError, match="the file has statistics, but the settings do not normalise"):
+        rl_games.load(ppo, rl_games.weights_in(tree, "file"))
+
+
+def test_statistics_of_sequences_have_their_shape():
+    spec = replace(SPEC, obs={"policy": canter.TensorSpec((3, 12))})
+    sequences = {"model.policy.cnn.sequences": True, "model.policy.cnn.layers": [[4, 3, 2]]}
+    settings = BASE | sequences | {"model.policy.cnn.features": None, "model.policy.normalize_obs": True}
+    model = rl_games.dump(from_plain(nest(settings, {}), canter.PPOConfig()).build(spec, 0), 1, 1, 0.0)["model"]
+    assert model["running_mean_std.running_mean"].shape == (3, 12)
+    assert model["a2c_network.actor_cnn.0.weight"].shape == (4, 3, 3)
+
+
 def test_residual_blocks_are_written_by_the_names_and_shapes_of_rl_games():
     gru = {"model.policy.rnn.cell": "gru", "model.policy.rnn.hidden": 7, "model.policy.rnn.position": "before_mlp"}
     model = rl_games.dump(build(IMPALA | gru), 1, 1, 0.0)["model"]

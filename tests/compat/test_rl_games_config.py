@@ -321,6 +321,14 @@ def test_files_of_sac_and_amp_keep_that_too():
     assert not silent(rl_games(**AMP), but=("regularizer",)) and not crashes(sac()) and not crashes(rl_games(**AMP))
 
 
+def test_images_are_not_normalised_and_the_report_says_so():
+    cnn = {"type": "conv2d", "activation": "relu", "initializer": {"name": "default"}}
+    cnn["convs"] = [{"filters": 4, "kernel_size": 3, "strides": 1, "padding": 0}]
+    for kind, status in (("conv2d", "changed"), ("conv1d", "mapped")):
+        found = entry(import_config(rl_games(network__cnn=cnn | {"type": kind}), parity=True), "config.normalize_input")
+        assert found.status == status and ("each pixel" in found.why) == (kind == "conv2d")
+
+
 def test_a_log_reward_gets_the_minimum_that_it_needs():
     imported = import_config(rl_games(config__reward_shaper={"log_val": True}))
     assert imported.config.algorithm.reward.squash == "log"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from canter.compat.weights import (
     load_weights,
     network_links,
     network_of,
+    normalizers_of,
     take_weights,
     torch_adam,
 )
@@ -227,6 +229,10 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
             weights.statistics["critic"] = weights.statistics["actor"]
     if style is not None:
         style.check(weights)
+    for normalizers, role in normalizers_of(ppo):
+        found = weights.statistics.get(role)
+        if not normalizers and found is not None and _unchanged(found):
+            del weights.statistics[role]
     load_weights(ppo, weights, links, parts)
     if style is not None:  # rl_games has one Adam for both; the replay buffer is in no file
         style.load(weights, OptimizerProgress(weights.optimizers["policy"].steps, None))
@@ -240,11 +246,10 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     model = {name: tensor for name, tensor in weights.parameters.items() if name not in central}
     if f"{NET}.value.weight" not in model and not isinstance(ppo.model.actor.network, OwnNetwork):
         model = _with_value(model, network_of(ppo.model.actor, "actor").features)
-    statistics = _statistics(weights, ("value", "value_mean_std"), ("actor", "running_mean_std"))
+    statistics = _statistics(weights, "value") | _statistics(weights, "actor", ppo)
     if ppo.config.central_value is not None and "value" in weights.statistics:
         # It has the statistics of values that count: the actor's are as they began.
-        one = Statistics(torch.zeros(1).double(), torch.ones(1).double(), 1.0)
-        statistics |= _statistics(Weights(statistics={"value": one}), ("value", "value_mean_std"))
+        statistics |= _statistics(Weights(statistics={"value": _initial(1)}), "value")
     tree: dict[str, Any] = {
         "model": statistics | model,
         "epoch": epoch,
@@ -256,7 +261,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     if ppo.config.central_value is not None:
         config = ppo.config.central_value.optimizer
         own = {name.removeprefix(CENTRAL): tensor for name, tensor in central.items()}
-        stats = _statistics(weights, ("value", "value_mean_std"), ("critic", "running_mean_std"))
+        stats = _statistics(weights, "value") | _statistics(weights, "critic", ppo)
         tree["assymetric_vf_nets"] = {f"model.{name}": tensor for name, tensor in (stats | own).items()}
         tree["assymetric_vf_optimizer"] = torch_adam(weights, list(central), "central_value", config)
     amp = discriminator_of(ppo)
@@ -283,13 +288,34 @@ def _with_value(model: dict[str, Tensor], features: int) -> dict[str, Tensor]:
     return before | value | {name: tensor for name, tensor in model.items() if name.startswith(last)}
 
 
-def _statistics(weights: Weights, *roles: tuple[str, str]) -> dict[str, Tensor]:
-    """Return rl_games' buffers of some roles."""
-    found: dict[str, Tensor] = {}
-    for role, name in roles:
-        if role in weights.statistics:
-            found |= {f"{name}.{key}": buffer for key, buffer in buffers_of(weights.statistics[role]).items()}
-    return found
+def _statistics(weights: Weights, role: str, ppo: PPO | None = None) -> dict[str, Tensor]:
+    """Return rl_games' buffers of a role; with `ppo` those of observations, in their shape.
+
+    rl_games normalises images too, which have no statistics here: theirs change nothing.
+    """
+    found = weights.statistics.get(role)
+    shape: tuple[int, ...] = (-1,)
+    if ppo is not None:
+        model = ppo.config.model
+        config: Any = model.critic if role == "critic" and model.critic else model.policy
+        groups = (ppo.model.actor if role == "actor" else ppo.model.critic).network.groups
+        shape = ppo.spec.obs[groups[0]].shape if len(groups) == 1 else shape
+        if found is None and config.normalize_obs:
+            found = _initial(math.prod(shape))
+    if found is None:
+        return {}
+    prefix = "value_mean_std" if role == "value" else "running_mean_std"
+    buffers = buffers_of(found).items()
+    return {f"{prefix}.{key}": buffer.reshape(shape) if buffer.dim() else buffer for key, buffer in buffers}
+
+
+def _initial(width: int) -> Statistics:
+    """Return statistics as rl_games' begin."""
+    return Statistics(torch.zeros(width).double(), torch.ones(width).double(), 1.0)
+
+
+def _unchanged(found: Statistics) -> bool:
+    return found.count == 1.0 and not found.mean.any() and bool((found.variance == 1.0).all())
 
 
 def buffers_of(statistics: Statistics) -> dict[str, Tensor]:

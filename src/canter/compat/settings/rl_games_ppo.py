@@ -211,11 +211,18 @@ def rewards(s: Section) -> None:
         s.mapped("reward_shaper", "algorithm.reward")
 
 
+def report_images(s: Section, network: str) -> None:
+    """Report that images are not normalised here."""
+    if s.run.root.has_section(f"{network}.cnn") and s.run.root.raw(f"{network}.cnn.type") != "conv1d":
+        s.changed("normalize_input", "images are not normalised here; rl_games normalises each pixel")
+
+
 def observation_normalizer(s: Section) -> None:
     """rl_games updates the statistics in every minibatch, up to 1.6.1 of the first epoch only."""
     on = read.flag(s, "normalize_input")
     s.run.settings[f"{POLICY}.normalize_obs"] = on
     if on:
+        report_images(s, "params.network")
         timing = s.run.release.obs_statistics if is_continuous(s.run) else "minibatch"
         otherwise = "updated once an iteration, clipped at 10; rl_games' in every minibatch, clipped at 5"
         s.own_form("normalize_input", {"obs_statistics": timing}, otherwise)
@@ -306,6 +313,8 @@ def central_normalizer(s: Section) -> None:
     """Read whether the critic normalises its observations."""
     critic = s.run.section(s.at, CRITIC)
     on = read.flag(s, "normalize_input")
+    if on:
+        report_images(s, f"{CENTRAL}.network")
     critic.copy("normalize_input", "normalize_obs", on)
     if on:
         set_normalizer(critic, "normalizer")
