@@ -263,6 +263,22 @@ def test_a_policy_of_a_simulator_without_a_default_pose_is_refused(tmp_path, mon
     assert "the contract does not say what a robot needs to know" in error and "default_position of left" in error
 
 
+def test_a_missing_model_and_the_header_of_an_earlier_policy_are_refused(header, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["sim2sim", "cart.safetensors", "crat.xml"])
+    assert "crat.xml: no such file; pass the robot's XML file of MuJoCo" in capsys.readouterr().err
+    env = build()
+    policy = make_policy(env.spec)
+    with torch.no_grad():
+        policy.actor.head.mean.weight.mul_(1.1)
+    policy.save("cart.safetensors")
+    env.close()
+    with pytest.raises(SystemExit):
+        main(["sim2sim", "cart.safetensors", "cart.xml", "--robots", "2"])
+    assert "the export is of another policy, such as an earlier one: remove it" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

@@ -35,6 +35,8 @@ SCHEMA = 1
 """Version of the layout; other versions are refused."""
 TEST_VECTORS = 12
 """Observations of the test vectors, one after the other from the start of an episode."""
+SAME_POLICY = 1e-2
+"""Largest difference from a test vector's action on any device, relative if that is above 1."""
 LARGEST_VECTOR = 4096
 """Numbers of an observation above which there are no test vectors: an image would fill the file."""
 
@@ -108,6 +110,18 @@ def _make_vectors(policy: Policy, obs: Obs) -> list[dict[str, Any]]:
         action, state = policy.act(row, state)
         vectors.append({"obs": {name: _numbers(group) for name, group in row.items()}, "action": _numbers(action)})
     return vectors
+
+
+def check_vectors(contract: dict[str, Any], policy: Policy) -> None:
+    """Raise ContractError if the policy's actions are not those of the contract's test vectors."""
+    state = policy.initial_state(1)
+    specs = policy.spec.obs
+    for vector in contract["test_vectors"]:
+        groups = {name: torch.tensor(numbers, dtype=specs[name].dtype) for name, numbers in vector["obs"].items()}
+        obs = {name: group.reshape(1, *specs[name].shape).to(policy.spec.device) for name, group in groups.items()}
+        action, state = policy.act(obs, state)
+        if not np.allclose(action.flatten().cpu(), vector["action"], rtol=SAME_POLICY, atol=SAME_POLICY):
+            raise ContractError("the export is of another policy, such as an earlier one: remove it and export again")
 
 
 def _numbers(tensor: Tensor) -> list[Any]:

@@ -26,7 +26,7 @@ from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
-from canter.play.contract import contract_file, read_contract, write_leapp
+from canter.play.contract import check_vectors, contract_file, read_contract, write_leapp
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 from canter.play.latency import measure_latency
@@ -285,6 +285,8 @@ def sim2sim_command(arguments: argparse.Namespace) -> None:
         from canter.app import sim2sim
     except ImportError as error:
         raise ImportError(f'canter sim2sim needs MuJoCo: pip install "canter[mujoco]" ({error})') from error
+    if not arguments.model.is_file():
+        raise UsageError(f"{arguments.model}: no such file; pass the robot's XML file of MuJoCo")
 
     def adapt(env: EnvConfig) -> EnvConfig:
         options = {"play": True, **env.options} if env.id.startswith("mjlab:") else env.options
@@ -296,6 +298,7 @@ def sim2sim_command(arguments: argparse.Namespace) -> None:
             inputs = collect_inputs(opened.policy, opened.env, EXPORT_OBSERVATIONS, opened.eval_seed)
             export_policy(with_interface(opened.policy, opened.env.spec.interface), header, "c", *inputs)
         contract = read_contract(contract_file(header))
+        check_vectors(contract, opened.policy)
         sim2sim.check_contract(contract, opened.env.spec.interface)
         sim2sim.build_model(contract, arguments.model)  # refuses other names before the simulation
         print(f"Running {header} in {opened.env_text} and in {arguments.model}")
