@@ -4,7 +4,7 @@
 
 All eight members begin with a learning rate of 1e-5, a hundredth of the preset's, with which a run learns next to
 nothing; population-based training may change it within [1e-5, 1e-1], along with the clip range and the entropy
-coefficient. The score is the mean return of the best member's policy in 100 further episodes. Beside it: the preset
+coefficient. The score is the mean return of the best member's policy in 100 new whole episodes. Beside it: the preset
 (five seeds), the bad start without population-based training, and the best of eight runs with fixed random learning
 rates, each with as many steps as a member. JSON goes to `results/population_based.json`.
 """
@@ -32,6 +32,7 @@ SPACE = {
 }
 BAD_RATE = 1e-5
 MEMBERS, INTERVALS = 8, 15
+EPISODES = 100
 RULE = {"share": 0.25, "resample": 0.5, "factors": (0.5, 2.0), "spread": False}
 
 
@@ -102,7 +103,8 @@ def population(place: Path, seed: int, steps: int, jobs: int) -> dict[str, Any]:
     )
     assert isinstance(result, PbtResult)
     outcome = result.outcome
-    lasting = {"seed": 100 * (seed + 1), "return": outcome.fresh, "seconds": time.perf_counter() - start}
+    seconds = time.perf_counter() - start
+    lasting = {"seed": 100 * (seed + 1), "return": full_return(result.run), "seconds": seconds}
     return {**lasting, "settings": outcome.settings, "scores": [*outcome.scores.values()]}
 
 
@@ -122,10 +124,16 @@ def sweep(place: Path, name: str, flags: list[str], jobs: int) -> list[float]:
     command = [sys.executable, "-m", "canter", "sweep", TASK, "--preset", PRESET, "--jobs", str(jobs), *flags]
     command += ["--run-dir", str(place), "--name", name]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    runs = [
-        path for path in sorted((place / name).iterdir()) if (path / "run.json").is_file() and not path.is_symlink()
-    ]
-    return [json.loads((path / "run.json").read_text())["score"]["mean"] for path in runs]  # `latest` is a link
+    runs = sorted((place / name).glob("*/run.json"))
+    return [full_return(file.parent) for file in runs if not file.parent.is_symlink()]  # `latest` is a link
+
+
+def full_return(run: Path) -> float:
+    """Return the mean return of a run's policy in whole episodes; the preset's random start cuts the first ones."""
+    import canter
+
+    policy = run / "policies" / "final_actor.safetensors"
+    return float(canter.evaluate(policy, canter.EnvConfig(id=TASK), EPISODES, 9000, num_envs=EPISODES).mean)
 
 
 if __name__ == "__main__":

@@ -20,12 +20,14 @@ EVAL_STEPS = 100_000
 
 
 def score_members(
-    config: TrainConfig, population: PopulationPPO, folder: Path | None, episodes: int = MEMBER_EPISODES
+    config: TrainConfig, population: PopulationPPO, folder: Path | None, episodes: bool | int = True
 ) -> tuple[list[Evaluation | None], str]:
     """Evaluate all members without noise; note the scores in their folders, and the leader's in that of the run.
 
-    Return the scores, None for all if some episodes do not end, and a line about them.
+    `episodes` is their number for each, True for the default. Return the scores, None for all if
+    some episodes do not end, and a line about them.
     """
+    episodes = MEMBER_EPISODES if episodes is True else int(episodes)
     env = replace(config.env, num_envs=episodes * population.size)
     with closed_quietly(env.build(config.device)) as playing:
         try:

@@ -19,7 +19,7 @@ from canter.algorithms.base import Algorithm, title_of
 from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.check.plan import format_count
 from canter.app.console.text import format_clock, two_columns
-from canter.app.experiments.members import MEMBER_EPISODES, score_members
+from canter.app.experiments.members import score_members
 from canter.config import TrainConfig
 from canter.core.distributed.world import world
 from canter.core.registry import UserError
@@ -206,8 +206,7 @@ def run_experiment(
         notify(f"Training ended by {progress.ended_by}, after {steps}")
         score = None
         if final_evaluation and isinstance(algorithm, PopulationPPO):
-            episodes = MEMBER_EPISODES if final_evaluation is True else int(final_evaluation)
-            scores, text = score_members(config, algorithm, None if unsaved else path, episodes)
+            scores, text = score_members(config, algorithm, None if unsaved else path, final_evaluation)
             score = scores[algorithm.leader]
             notify(text)
         elif final_evaluation:
