@@ -37,7 +37,7 @@ class Reached(Exception):
 
 
 def config_of(options: argparse.Namespace, num_envs: int) -> canter.TrainConfig:
-    memory = RNNConfig(hidden=options.memory) if options.memory else None
+    memory = RNNConfig(cell=options.cell, hidden=options.memory) if options.memory else None
     return settings(
         options.env,
         num_envs=num_envs,
@@ -165,7 +165,8 @@ def main() -> None:
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--distribution", default="auto")
     parser.add_argument("--discrete", type=int, nargs="*", help="numbers of values of tensor:null's discrete actions")
-    parser.add_argument("--memory", type=int, help="width of an LSTM before the network")
+    parser.add_argument("--memory", type=int, help="width of a recurrent layer before the network")
+    parser.add_argument("--cell", choices=("lstm", "gru"), default="lstm")
     parser.add_argument("--num-minibatches", type=int, default=32, help="of `train`; the others use 4")
     parser.add_argument("--iterations", type=int, default=20)
     parser.add_argument("--syncs", action="store_true", help="count host synchronisations as well (CUDA only)")

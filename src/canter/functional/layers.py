@@ -1,8 +1,9 @@
-"""Linear layers in sequence, and batch norm."""
+"""Linear layers in sequence, recurrent layers over sequences, and batch norm."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -17,6 +18,26 @@ def linear_layers(x: Tensor, activation: Callable[[Tensor], Tensor], parameters:
     for weight, bias in zip(parameters[::2], parameters[1::2], strict=True):
         x = activation(F.linear(x, weight, bias))
     return x
+
+
+@has_kernels
+def recurrent_layer(
+    x: Tensor, cell: Callable[..., Any], state: tuple[Tensor, ...], reset: Tensor | None
+) -> tuple[Tensor, ...]:
+    """Run a cell over `x` `[L, B, F]`; return the states after each step, tensors `[L, B, H]`.
+
+    `state` are the tensors `[B, H]` before the first step, one or for an LSTM two. `reset` `[L, B]`
+    marks steps before which they are set to zero.
+    """
+    steps: list[tuple[Tensor, ...]] = []
+    for t, features in enumerate(x.unbind()):
+        if reset is not None:
+            # Filled, not multiplied, so that a NaN does not reach the next episode.
+            state = tuple([part.masked_fill(reset[t].unsqueeze(-1), 0.0) for part in state])
+        after = cell(features, state[0] if len(state) == 1 else state)
+        state = after if isinstance(after, tuple) else (after,)
+        steps.append(state)
+    return tuple([torch.stack(parts) for parts in zip(*steps, strict=True)])
 
 
 @has_kernels

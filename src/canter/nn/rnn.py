@@ -6,13 +6,13 @@ L sequence length, B sequences, F features, H hidden units.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal
 
-import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range
-from canter.core.struct import State, tree_map
+from canter.core.struct import State
+from canter.functional.layers import recurrent_layer
 from canter.nn.mlp import Init
 
 
@@ -62,36 +62,19 @@ class RNN(nn.Module):
         """Return outputs `[L, B, H]`, and the states after each step as tensors `[L, B, H]`.
 
         `reset` `[L, B]` marks steps that start a new episode: the state before them is set to zero.
-        The loop over L computes the same numbers for a whole sequence and step by step, has static
-        shapes and never waits for the host; a fused sequence kernel would have to be split at every
-        reset.
+        A whole sequence has the same numbers as its steps one by one.
         """
-        outputs: list[Tensor] = []
-        states: list[State] = []
-        for t, features in enumerate(x.unbind()):
-            if reset is not None and self.reset_on_end:
-                state = self._reset(state, reset[t])
-            output, state = self._step(features, state)
-            outputs.append(output)
-            states.append(state)
-        return self.norm(torch.stack(outputs)), tree_map(lambda *steps: torch.stack(steps), *states)
+        reset = reset if self.reset_on_end else None
+        states: list[tuple[Tensor, ...]] = []
+        for cell, before in zip(self.cells, state, strict=True):
+            states.append(recurrent_layer(x, cell, before, reset))
+            x = states[-1][0]
+        return self.norm(x), tuple(states)
 
     def initial_state(self, num_envs: int) -> State:
         """Return zeros: per layer a tuple of `[num_envs, H]` tensors (hidden, LSTM also cell)."""
         zero = next(self.parameters()).new_zeros(num_envs, self.hidden)
         return tuple((zero.clone(), zero.clone()) if self.is_lstm else (zero.clone(),) for _ in self.cells)
-
-    def _reset(self, state: State, reset: Tensor) -> State:
-        # Filled, not multiplied, so that a NaN does not reach the next episode.
-        return tree_map(lambda part: part.masked_fill(reset.unsqueeze(-1), 0.0), state)
-
-    def _step(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        following: list[tuple[Tensor, ...]] = []
-        for cell, layer in zip(self.cells, state, strict=True):
-            after = cell(x, layer) if self.is_lstm else (cell(x, layer[0]),)
-            following.append(after)
-            x = cast(Tensor, after[0])
-        return x, tuple(following)
 
 
 class IdentityRNN(nn.Module):

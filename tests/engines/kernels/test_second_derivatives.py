@@ -5,9 +5,10 @@ import itertools
 import pytest
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from canter.functional.densities import gaussian_params
-from canter.functional.layers import batch_norm, linear_layers
+from canter.functional.layers import batch_norm, linear_layers, recurrent_layer
 from triton_device import DEVICE, NEEDS_DEVICE, relative_error
 
 pytest.importorskip("triton", reason="Triton comes with the GPU builds of torch")
@@ -47,6 +48,31 @@ def test_through_layers(activation, by):
         inputs,
         weights,
         by,
+    )
+
+
+@pytest.mark.parametrize("kind", [nn.LSTMCell, nn.GRUCell])
+def test_through_a_recurrent_layer(kind):
+    from canter.engines.triton.kernels.recurrent import Sequence
+
+    cell = kind(5, 6).to(DEVICE)
+    count = 2 if kind is nn.LSTMCell else 1
+    names, parameters = zip(*cell.named_parameters(), strict=True)
+    inputs = [torch.randn(3, 20, 5, device=DEVICE), *torch.randn(count, 20, 6, device=DEVICE).unbind(), *parameters]
+    reset = torch.rand(3, 20, device=DEVICE) < 0.3
+
+    def plain(x, *tensors):
+        def run(*args):
+            return functional_call(cell, dict(zip(names, tensors[count:], strict=True)), args)
+
+        return recurrent_layer.plain(x, run, tensors[:count], reset)[-1]
+
+    same(
+        lambda x, *tensors: Sequence.apply(True, cell, x, reset, *tensors)[-1],
+        plain,
+        [tensor.detach() for tensor in inputs],
+        torch.randn(6, device=DEVICE),
+        (0, 1, count + 2),
     )
 
 

@@ -88,6 +88,10 @@ CASES = {
         lambda: (normal(3, 70, 17), nn.ELU(), parameters(17, 40, 5)),
         lambda: (normal(130, 300), nn.Tanh(), parameters(300, 20)),
     ],
+    "recurrent_layer": [
+        lambda: (normal(4, 19, 7), nn.LSTMCell(7, 20).to(DEVICE), (normal(19, 20), normal(19, 20)), flags(4, 19)),
+        lambda: (normal(1, 5, 3), nn.GRUCell(3, 6).to(DEVICE), (normal(5, 6),), None),
+    ],
     "gaussian_params": [
         lambda: (normal(3, 70, 5), normal(5), -2.0, 3.0),
         lambda: (normal(1, 1), normal(1), 0.5, 1.0),

@@ -9,11 +9,13 @@ import torch
 import canter
 from canter.core import dispatch
 from canter.core.specs import ACTION_MASK
+from canter.core.struct import tree_map
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import unsupported_reason
 from canter.engines.choose import choose
 from canter.engines.triton.kernels import load_kernels
 from canter.envs.tensor import Outcome, TensorEnv, tensor_envs
+from canter.nn.rnn import RNNConfig
 from canter.training.collector import Collector
 from triton_device import DEVICE, INTERPRETED, NEEDS_DEVICE
 
@@ -44,14 +46,14 @@ class Masked(TensorEnv):
         }
 
 
-def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), nvec=(), mask=False, **settings):
+def learned(clipping="joint", hidden=(32, 16), envs=32, model=(), nvec=(), mask=False, rnn=None, **settings):
     """An algorithm after an update, and rows to learn from that its policy has moved away from."""
     env = tensor_envs["pendulum"](envs, DEVICE)
     if nvec:
         env = tensor_envs["null"](envs, DEVICE, obs_dim=3, nvec=nvec, max_episode_steps=5)
     if mask:
         env = Masked(envs)
-    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=hidden, activation="elu"), **dict(model))
+    model = canter.ModelConfig(policy=canter.NetworkConfig(hidden=hidden, activation="elu", rnn=rnn), **dict(model))
     config = canter.PPOConfig(
         horizon=8, epochs=2, num_minibatches=2, model=model, gradient_clipping=clipping, **settings
     )  # fmt: skip
@@ -91,7 +93,8 @@ def all_kernels(monkeypatch):
     from canter.functional import densities, layers
     from canter.functional import optimization as order
 
-    for function in (densities.gaussian_params, layers.linear_layers, order.take_sequences):
+    plain = (densities.gaussian_params, layers.linear_layers, layers.recurrent_layer, order.take_sequences)
+    for function in plain:
         entered = [(lambda *args, **named: True, kernel) for _, kernel in function.kernels]
         monkeypatch.setattr(function, "kernels", entered)
 
@@ -180,6 +183,33 @@ def test_rl_games_kl_and_updated_statistics_with_the_kernels(all_kernels, monkey
         exact = second(AutogradEngine(loss, model, optimizer))
     assert ours[0]["policy/kl"] > 1e-4
     compare(ours, exact, 1e-4)
+
+
+@pytest.mark.parametrize(("cell", "layers", "position"), [("lstm", 1, "before_mlp"), ("gru", 2, "after_mlp")])
+def test_recurrent_networks_learn_as_by_the_definition_and_act_with_the_same_bits(
+    all_kernels, monkeypatch, cell, layers, position
+):
+    from canter.engines.triton.engine import LayersEngine
+
+    torch.set_float32_matmul_precision("high")
+    rnn = RNNConfig(cell=cell, hidden=20, layers=layers, position=position)
+    with dispatch.plain_functions():  # faster than the interpreter
+        algorithm, batch = learned(hidden=(16,), envs=8, nvec=(5,), sequence_length=4, rnn=rnn)
+    assert batch.reset[1:].any()
+    loss, optimizer = algorithm.losses["policy"], algorithm.optimizers["policy"]
+    index = torch.randperm(batch.valid.shape[1], device=DEVICE)[:9]
+    ours = gradients(LayersEngine(loss, algorithm.model, optimizer), batch, index, algorithm.coefs)
+    before = tree_map(lambda x: x[0], batch.policy_state)
+    with torch.no_grad():
+        whole = algorithm.model.actor(batch.obs, before, batch.reset)[0]
+        for t, expected in enumerate(whole):
+            obs = {name: steps[t] for name, steps in batch.obs.items()}
+            params, before = algorithm.model.policy.params(obs, before, batch.reset[t])
+            assert torch.equal(params, expected)
+    with monkeypatch.context() as context:
+        context.setattr(dispatch.Dispatched, "__call__", lambda self, *args, **named: self.plain(*args, **named))
+        exact = gradients(AutogradEngine(loss, algorithm.model, optimizer), batch, index, algorithm.coefs)
+    compare(ours, exact, 5e-3)
 
 
 def test_too_little_shared_memory_of_a_block_is_refused(monkeypatch):

@@ -20,5 +20,5 @@ def has_triton() -> bool:
 def load_kernels() -> None:
     """Register all kernels in the dispatch table if Triton is installed."""
     if has_triton():
-        for module in ("gaussian_params", "linear", "optimizer", "rollout", "sac", "statistics"):
+        for module in ("gaussian_params", "linear", "optimizer", "recurrent", "rollout", "sac", "statistics"):
             importlib.import_module(f"canter.engines.triton.kernels.{module}")
