@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ void measure(int count, const float *obs, policy_action *action, double *seconds
 """
 
 
-def compile_header(header: Path, flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
+def compile_header(header: Path) -> ctypes.CDLL:
     """Return a library of the functions of `HARNESS`; raise ExportError without a compiler."""
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None:
@@ -66,7 +65,7 @@ def compile_header(header: Path, flags: Sequence[str] = FLAGS) -> ctypes.CDLL:
         folder = Path(name)
         shutil.copy(header, folder / "policy.h")
         (folder / "policy.c").write_text(HARNESS)
-        command = [compiler, *flags, "-shared", "-fPIC", "policy.c", "-o", "policy.so", "-lm"]
+        command = [compiler, *FLAGS, "-shared", "-fPIC", "policy.c", "-o", "policy.so", "-lm"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode:
             raise ExportError(f"{' '.join(command)} failed:\n{done.stderr[:2000]}")
@@ -85,12 +84,12 @@ def load_header(header: Path, contract: dict[str, Any]) -> Exported:
         obs, state = inputs
         count = len(next(iter(obs.values())))
         groups = [obs[group["group"]].reshape(count, -1).float() for group in contract["observations"]]
+        joined = torch.cat(groups, 1).contiguous()
         before = torch.cat([part.float() for part in tree_leaves(state)] or [torch.zeros(count, 0)], 1).contiguous()
         after = torch.zeros_like(before)
         action = np.zeros((count, action_size(contract)), dtype)
-        joined = torch.cat(groups, 1).contiguous()
-        addresses = [ctypes.c_void_p(address) for address in (joined.data_ptr(), before.data_ptr(), action.ctypes.data)]
-        library.run(count, *addresses, ctypes.c_void_p(after.data_ptr()))
+        addresses = (joined.data_ptr(), before.data_ptr(), action.ctypes.data, after.data_ptr())
+        library.run(count, *map(ctypes.c_void_p, addresses))
         return [shape_action(torch.as_tensor(action), contract), *after.split(sizes, 1)]
 
     return run

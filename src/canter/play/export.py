@@ -134,7 +134,7 @@ def export_policy(
     with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as folder, _quiet():
         scratch = Path(folder) / path.name  # the same name, as it becomes part of a torch file
         about = {"format": format, "versions": describe_versions(), **_describe(function, inputs)}
-        write(_Draft(function, inputs, scratch, about, contract, contract_path.name, weights))
+        write(_Draft(function, inputs, scratch, about, contract, weights))
         difference = _verify(function, read(scratch, contract), inputs)
         result = ExportResult(
             path=path.name,
@@ -204,7 +204,6 @@ class _Draft:
     path: Path
     about: dict[str, Any]
     contract: dict[str, Any]
-    contract_name: str
     weights: Weights
 
 
@@ -258,7 +257,7 @@ def _write_onnx(draft: _Draft) -> None:
 
 def _write_c(draft: _Draft) -> None:
     program = make_program(draft.function.policy)
-    draft.path.write_text(write_header(program, draft.contract, draft.contract_name, draft.weights))
+    draft.path.write_text(write_header(program, draft.contract, contract_file(draft.path).name, draft.weights))
 
 
 def _write_numpy(draft: _Draft) -> None:
