@@ -127,7 +127,7 @@ def main() -> None:
     """Train, judge or store."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=("train", "judge", "store"))
-    parser.add_argument("what", nargs="*", default=list(STAGES), choices=STAGES)
+    parser.add_argument("what", nargs="*", metavar="STAGE", help=f"of {', '.join(STAGES)}; all if none is given")
     parser.add_argument("--out", type=Path, default=Path("doctor-runs"), help="folder of the runs")
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="further folders of runs, only read")
     parser.add_argument("--jobs", type=int, default=1)
@@ -135,6 +135,9 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", help="only these tasks or presets")
     parser.add_argument("--only", nargs="+", help="only these faults")
     arguments = parser.parse_args()
+    arguments.what = arguments.what or list(STAGES)
+    if unknown := set(arguments.what) - set(STAGES):
+        parser.error(f"{', '.join(unknown)}: not one of {', '.join(STAGES)}")
     folders = [arguments.out, *arguments.known]
     if arguments.command == "train":
         train_all(arguments)

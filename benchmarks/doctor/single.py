@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from tasks import FIT_TASKS
 from torch import nn
 
 import canter
@@ -21,7 +22,10 @@ ADAPTIVE = {
     "algorithm.num_minibatches": 64,
     "algorithm.optimizer.learning_rate": {"kind": "adaptive_kl", "start": 1e-3, "every": "minibatch"},
 }
-GROWING = {"algorithm.entropy_coef": {"kind": "linear", "start": 0.0, "end": 0.2}, "algorithm.model.std.initial": 0.5}
+GROWING = {"algorithm.entropy_coef": {"kind": "linear", "start": 0.0, "end": 1.0}, "algorithm.model.std.initial": 0.5}
+INVERTED = "InvertedPendulum-v5"
+RATE = "algorithm.optimizer.learning_rate"
+CONSTANT = {key: x for key, x in FIT_TASKS[INVERTED].items() if not key.startswith(RATE)} | {RATE: 1e-3}
 TINY = {"success.min_return": -0.02}
 DIVERGING = {"tau": 1.0, "pessimism": "mean", "critic.members": 1, "optimizer.learning_rate": 0.01}
 
@@ -61,18 +65,17 @@ SINGLE: dict[str, tuple[str, dict[str, Any], Fault]] = {
     "actions fail": (CARTPOLE, SMALL, Fault(("fell",), action=random_action, action_from=42_000)),
     "reward noise": (CARTPOLE, SMALL, Fault(("nothing_learned",), step=noise)),
     "adaptive rate": ("tensor:quadrotor", QUADROTOR, Fault(("noisy_rate",), ADAPTIVE)),
-    "growing bonus": ("tensor:quadrotor", QUADROTOR, Fault(("std_runaway",), GROWING)),
+    "growing bonus": (INVERTED, CONSTANT, Fault(("std_runaway",), GROWING)),
     "sac reward x1e-4": ("Pendulum-sac", PENDULUM, Fault(("sac_reward_scale",), TINY, step=rewards(1e-4))),
     "sac long warm-up": sac("warm_up", warmup_steps=7_000),
     "sac few updates": sac("few_updates", horizon=16, updates_per_transition=0.0625),
     "sac diverging": sac("impossible_values", **DIVERGING),
     "sac support": sac("narrow_support", **{"critic.atoms": 51}),
     "sac high target": sac("high_temperature", **{"temperature.target_entropy": 1.0, "temperature.initial": 30.0}),
-    "sac low target": sac("low_temperature", **{"temperature.target_entropy": -30.0, "temperature.initial": 0.01}),
-    "sac rate x300": sac("saturated_actions", **{"optimizer.learning_rate": 0.3}),
+    "sac gain": sac("low_temperature", policy_gain=1000.0, **{"temperature.initial": 1e-3}),
     "amp strong": amp("discriminator_wins", input_noise=0.0, gradient_penalty=0.0, optimizer={"learning_rate": 1e-2}),
     "amp blind": amp("blind_discriminator", input_noise=30.0),
-    "amp ignored": amp("style_ignored", style_weight=1e-4, task_weight=1.0),
+    "amp ignored": amp("style_ignored", style_weight=1e-7, task_weight=1.0),
 }
 """Task or preset, its settings, and the fault."""
 ALL = FAULTS | {name: fault for name, (_, _, fault) in SINGLE.items()}

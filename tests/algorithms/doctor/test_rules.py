@@ -8,8 +8,10 @@ import pytest
 
 import canter.algorithms.sac.sac  # noqa: F401  registers SAC and its rules
 from canter.algorithms.base import report_spec_for
+from canter.algorithms.doctor.amp import AMP_RULES
 from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals
 from canter.algorithms.doctor.ppo import PPO_RULES
+from canter.algorithms.doctor.sac import SAC_RULES
 from canter.algorithms.doctor.task import TASK_RULES
 
 STREAMS = json.loads(gzip.decompress((Path(__file__).parent / "streams.json.gz").read_bytes()))
@@ -17,6 +19,10 @@ STREAMS = json.loads(gzip.decompress((Path(__file__).parent / "streams.json.gz")
 TABLES = (TASK_RULES, PPO_RULES)
 LOOK = "doctor/return_std"
 """Metric of the rows at which a running run is diagnosed."""
+
+
+PLANTED = ("saturated_actions", "eval_differs")
+"""Rules that no stored run reaches; their tests are on made-up rows."""
 
 
 def looks(stream):
@@ -37,6 +43,15 @@ def test_a_faulty_run_has_the_finding_of_its_fault(rule):
     found = [[finding.rule for finding in findings] for findings in looks(STREAMS["faulty"][rule])]
     assert any(rule in rules for rules in found)
     assert all(len(rules) <= MOST for rules in found)
+
+
+def test_every_rule_is_explained_and_has_a_stored_faulty_run():
+    page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
+    for table in (TASK_RULES, PPO_RULES, SAC_RULES, AMP_RULES):
+        for rule in (*table.environment, *table.scales, *table.settings, *table.symptoms):
+            name = rule.__name__
+            assert f'<a id="{name.replace("_", "-")}"></a>`{name}`' in page
+            assert name in STREAMS["faulty"] or name in PLANTED
 
 
 def test_a_cause_hides_its_consequences():

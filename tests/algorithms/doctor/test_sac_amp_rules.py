@@ -102,31 +102,31 @@ def test_changes_of_sac_can_be_applied():
             assert with_overrides(config, finding.change) != config
 
 
-AMP = {
-    "total_steps": 30_000,
-    "algorithm.extensions.0.kind": "amp",
-    "algorithm.extensions.0.task_weight": 0.5,
-    "algorithm.extensions.0.style_weight": 0.5,
-}
+AMP = {"kind": "amp", "task_weight": 0.5, "style_weight": 0.5}
 FAR = {"amp/accuracy_agent": 0.7, "amp/accuracy_demo": 0.8, "amp/style_reward": 0.5, "amp/pose_error": 0.3}
+
+
+def fades(i):
+    return 1.4 if i == 0 else 0.1
 
 
 @pytest.mark.parametrize(
     "rule, settings, columns",
     [
         (None, {}, {}),
-        ("discriminator_wins", {}, {"amp/accuracy_agent": 1.0, "amp/accuracy_demo": 0.99}),
-        (None, {}, {"amp/accuracy_agent": 1.0, "amp/accuracy_demo": 0.9}),
-        (None, {}, {"amp/accuracy_agent": 1.0, "amp/accuracy_demo": 1.0, "amp/pose_error": lambda i: 0.3 - 0.01 * i}),
+        ("discriminator_wins", {}, {"amp/accuracy_agent": 1.0, "amp/accuracy_demo": 0.99, "amp/style_reward": fades}),
+        (None, {}, {"amp/accuracy_agent": 1.0, "amp/accuracy_demo": 0.9, "amp/style_reward": fades}),
+        (None, {}, {"amp/accuracy_agent": 1.0, "amp/accuracy_demo": 1.0}),
         ("blind_discriminator", {}, {"amp/accuracy_agent": 0.3, "amp/accuracy_demo": 0.7}),
         (None, {}, {"amp/accuracy_agent": lambda i: 0.9 if i < 3 else 0.5, "amp/accuracy_demo": 0.5}),
         (None, {}, {"amp/accuracy_agent": 0.5, "amp/accuracy_demo": 0.5, "amp/pose_error": lambda i: 0.3 - 0.01 * i}),
-        ("style_ignored", {"algorithm.extensions.0.style_weight": 0.01}, {}),
-        (None, {"algorithm.extensions.0.task_weight": 0.0}, {}),
+        ("style_ignored", {"style_weight": 0.01}, {}),
+        (None, {"task_weight": 0.0}, {}),
     ],
 )
 def test_a_fault_of_a_motion_prior_is_named(rule, settings, columns):
-    signals = Signals(AMP | settings, rows_of(-50.0, **(FAR | columns)))
+    plain = {"total_steps": 30_000, "algorithm.extensions": [AMP | settings]}
+    signals = Signals(plain, rows_of(-50.0, **(FAR | columns)))
     assert [finding.rule for finding in diagnose_signals(signals, [AMP_RULES])] == ([] if rule is None else [rule])
 
 
@@ -136,6 +136,8 @@ PPO = {
     "env.num_envs": 16,
     "algorithm.num_minibatches": 16,
     "algorithm.optimizer.learning_rate.kind": "adaptive_kl",
+    "algorithm.optimizer.learning_rate.minimum": 1e-6,
+    "algorithm.optimizer.learning_rate.target_kl": 0.01,
 }
 
 
@@ -149,12 +151,13 @@ def zigzag(i):
         ("noisy_rate", {}, zigzag),
         (None, {"algorithm.num_minibatches": 1}, zigzag),
         (None, {"algorithm.optimizer.learning_rate.kind": "linear"}, zigzag),
-        (None, {}, lambda i: 1e-3 * 1.5**-i),
+        (None, {}, lambda i: 10.0 * 1.6**-i),
+        ("noisy_rate", {}, 1e-6),  # the lower bound, though the KL is above its target
         (None, {}, lambda i: 1e-3 * (1.2 if i % 2 else 1.0)),
     ],
 )
 def test_an_adaptive_rate_that_follows_noise_is_named(rule, settings, rate):
-    rows = rows_of(-50.0, **{"optim/learning_rate/model": rate})
+    rows = rows_of(-50.0, **{"optim/learning_rate/model": rate, "policy/kl": 0.02})
     found = diagnose_signals(Signals(PPO | settings, rows), [PPO_RULES])
     assert [finding.rule for finding in found] == ([] if rule is None else [rule])
 

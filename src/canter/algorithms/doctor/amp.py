@@ -12,6 +12,8 @@ EARLY = 0.1
 """Fraction of the run in which an untrained policy is told apart easily."""
 WON = 0.98
 """Accuracy on clips and policy from which the discriminator has won."""
+VANISHED = 0.2
+"""Share of the first style reward, at which the discriminator guessed."""
 CHANCE = 0.55
 """Accuracy that guessing has, and a little more."""
 NEARER = 0.7
@@ -22,17 +24,19 @@ SECTION = "of the amp extension"
 
 
 def discriminator_wins(signals: Signals) -> Finding | None:
-    """The discriminator is always right, and the policy does not come nearer to the clips."""
+    """The discriminator is always right, and the style reward has vanished."""
     accuracy = _accuracies(signals).min(0)
-    if signals.fraction < EARLY or len(accuracy) < ROWS or median(accuracy[-ROWS:]) < WON or _nearer(signals):
-        return None
     style = signals.known("amp/style_reward")
+    if signals.fraction < EARLY or len(accuracy) < ROWS or median(accuracy[-ROWS:]) < WON:
+        return None
+    if median(style[-ROWS:]) > VANISHED * style[0]:
+        return None
     return Finding(
         "discriminator_wins",
         "The discriminator has won",
         (
             signals.evidence("amp/accuracy_agent", median(accuracy[-ROWS:]), WON),
-            signals.evidence("amp/style_reward", style[-1], float(style[0])),
+            signals.evidence("amp/style_reward", median(style[-ROWS:]), VANISHED * float(style[0])),
         ),
         "It tells policy and clips apart without error, so no change of the policy earns style.",
         advice=f"{SECTION}: twice the gradient_penalty, a third of optimizer.learning_rate, or input_noise 0.2",
@@ -58,16 +62,17 @@ def style_ignored(signals: Signals) -> Finding | None:
     """The style is worth nothing beside the reward of the task."""
     style = signals.recent("amp/style_reward", ROWS)
     task = signals.recent("rollout_reward", ROWS)
-    weights = [signals.number(key) for key in _keys(signals, "style_weight", "task_weight")]
-    if signals.fraction < EARLY or not len(style) or not len(task) or len(weights) < 2 or _nearer(signals):
+    settings = signals.extension("amp")
+    if signals.fraction < EARLY or not len(style) or not len(task) or not settings or _nearer(signals):
         return None
-    limit = SMALL * weights[1] * median(np.abs(task))
-    if not 0 < weights[0] * median(style) < limit:
+    value = settings["style_weight"] * median(style)
+    limit = SMALL * settings["task_weight"] * median(np.abs(task))
+    if not 0 < value < limit:
         return None
     return Finding(
         "style_ignored",
         "The style counts for nothing",
-        (signals.evidence("amp/style_reward", weights[0] * median(style), limit),),
+        (signals.evidence("amp/style_reward", value, limit),),
         "Beside the reward of the task the style reward, weights included, is too small to be followed.",
         advice=f"{SECTION}: a larger style_weight, or a smaller task_weight",
     )
@@ -85,12 +90,6 @@ def _nearer(signals: Signals) -> bool:
     """Return whether the policy has come nearer to the clips."""
     error = signals.known("amp/pose_error")
     return len(error) > 0 and median(error[-5:]) < NEARER * median(error[:5])
-
-
-def _keys(signals: Signals, *names: str) -> list[str]:
-    """Return the keys of settings of the extension."""
-    sections = [key.removesuffix("kind") for key, kind in signals.settings.items() if kind == "amp"]
-    return [section + name for section in sections[:1] for name in names]
 
 
 AMP_RULES = Rules(settings=(blind_discriminator, discriminator_wins, style_ignored))

@@ -166,9 +166,10 @@ class Signals:
         """True if the policy plays against its past."""
         return any(key.startswith("self_play.") for key in self.settings)
 
-    def has_extension(self, kind: str) -> bool:
-        """Return True if the algorithm has an extension of this kind."""
-        return any(key.startswith("algorithm.extensions.") and x == kind for key, x in self.settings.items())
+    def extension(self, kind: str) -> Mapping[str, Any]:
+        """Return the settings of the algorithm's extension of this kind; {} if it has none."""
+        extensions = self.setting("algorithm.extensions") or ()
+        return next((settings for settings in extensions if settings["kind"] == kind), {})
 
     @property
     def one_step(self) -> bool:

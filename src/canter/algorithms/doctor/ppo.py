@@ -204,7 +204,7 @@ def entropy_bonus(signals: Signals) -> Finding | None:
 
 def std_runaway(signals: Signals) -> Finding | None:
     """The std fell and has been growing since, while the return falls."""
-    coef = signals.number("algorithm.entropy_coef", 0.0)
+    coef = max(signals.number("algorithm.entropy_coef", 0.0), signals.number("algorithm.entropy_coef.end", 0.0))
     std = signals.known("policy/std")
     returns = signals.known("return")
     if len(std) < 4 * UPDATES or signals.solved or signals.fraction < 0.2 or not coef > 0:
@@ -223,21 +223,25 @@ def std_runaway(signals: Signals) -> Finding | None:
 
 
 def noisy_rate(signals: Signals) -> Finding | None:
-    """The adaptive learning rate jumps up and down with the noise of the KL of small minibatches."""
+    """The adaptive learning rate follows the noise of small minibatches: up and down, or down to its lower bound."""
     name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
-    rate = signals.recent(name, 4 * UPDATES)
+    rate = signals.recent(name, 2 * UPDATES)
     size = signals.number("algorithm.horizon") * signals.number("env.num_envs") / signals.number(MINIBATCHES)
     if signals.setting(f"{RATE}.kind") != "adaptive_kl" or not len(rate) or not size < SMALL_MINIBATCH:
         return None
     jumps = np.diff(np.log(rate))
-    jump = float(np.abs(jumps).mean())
-    if signals.learned or jump < math.log(JUMP) or abs(jumps.sum()) > 0.25 * np.abs(jumps).sum():
+    jump = math.exp(float(np.abs(jumps).mean()))
+    lowest = 2.0 * signals.number(f"{RATE}.minimum")
+    at_bound = median(rate) < lowest and median(signals.known("policy/kl")) > signals.number(f"{RATE}.target_kl")
+    trend = abs(jumps.sum()) > 0.25 * np.abs(jumps).sum()
+    if signals.learned or not (at_bound or (jump > JUMP and not trend)):
         return None
+    evidence = signals.evidence("change of the learning rate per row", jump, JUMP)
     return Finding(
         "noisy_rate",
-        "The adaptive learning rate is noisy",
-        (signals.evidence("change of the learning rate per row", math.exp(jump), JUMP),),
-        f"It follows the KL of minibatches of {size:.0f} samples, and goes up and down by that factor without a trend.",
+        "The adaptive learning rate follows noise",
+        (signals.evidence(name, median(rate), lowest) if at_bound else evidence,),
+        f"The KL of minibatches of {size:.0f} samples says little about the update.",
         {MINIBATCHES: max(int(signals.number(MINIBATCHES) * size / SMALL_MINIBATCH), 1), f"{RATE}.every": "update"},
     )
 
@@ -302,6 +306,8 @@ def blind_critic(signals: Signals) -> Finding | None:
     explained = signals.known("value/explained_variance", since=0.05)
     kl = signals.known("policy/kl")
     if signals.fraction < 0.1 or len(explained) < 2 * UPDATES or signals.solved or signals.one_step:
+        return None
+    if signals.extension("amp"):  # its reward changes with the discriminator
         return None
     spread = signals.known("doctor/return_std")
     varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])

@@ -20,6 +20,8 @@ FEW_UPDATES = 20_000
 RATIO = 0.25
 EARLY = 0.2
 """Fraction of the run before which nothing is concluded from a return that does not rise."""
+RISEN = 1.0
+"""Gain of the last rows from which a run learns."""
 SLACK = 0.5
 """Share of the largest possible value by which values may exceed it."""
 NATS = 0.25
@@ -30,7 +32,7 @@ DETERMINISTIC = -3.0
 """Entropy per action of a normal distribution with a std of 0.012, in -1..1."""
 LOW = 0.01
 """Temperature, in differences between the best and the worst reward, that pays nothing for exploration."""
-AT_BOUND = 0.9
+AT_BOUND = 0.8
 TEMPERATURE = "algorithm.temperature"
 TARGETS = (f"{TEMPERATURE}.target_entropy", f"{TEMPERATURE}.target_std")
 
@@ -46,6 +48,11 @@ def _unit(signals: Signals) -> float:
     """Return the divisor of rewards."""
     units = signals.known("reward/unit")
     return float(units[-1]) if len(units) else 1.0
+
+
+def _learns(signals: Signals) -> bool:
+    """Return whether the return has risen; that of the last rows counts, as `return` is late where episodes are few."""
+    return signals.learned or signals.gain(median(signals.recent("rollout_return", LAST))) > RISEN
 
 
 def _dim(signals: Signals) -> float:
@@ -81,7 +88,7 @@ def warm_up(signals: Signals) -> Finding | None:
     if steps > WARM_UP * total:
         value, limit, change = steps, WARM_UP * total, 0.05 * total
         why = "Until then actions are random and nothing is learned."
-    elif steps < batch and signals.fraction >= EARLY and not signals.learned:
+    elif steps < batch and signals.fraction >= EARLY and not _learns(signals):
         value, limit, change = steps, batch, 5_000
         why = "The first updates saw the same few transitions again and again, and the networks keep what they fitted."
     else:
@@ -105,7 +112,7 @@ def few_updates(signals: Signals) -> Finding | None:
         envs = signals.number("env.num_envs", 1.0)
         ratio = by_step / envs
         change = {"algorithm.updates_per_step": math.ceil(4 * RATIO * envs)}
-    if signals.fraction < EARLY or signals.learned or not ratio * total < FEW_UPDATES or ratio >= RATIO:
+    if signals.fraction < EARLY or _learns(signals) or not ratio * total < FEW_UPDATES or ratio >= RATIO:
         return None
     return Finding(
         "few_updates",
@@ -118,17 +125,18 @@ def few_updates(signals: Signals) -> Finding | None:
 
 def impossible_values(signals: Signals) -> Finding | None:
     """The critics expect more than the best rewards could sum up to, or less than the worst."""
-    values = signals.recent("value/mean", LAST)
+    values = signals.known("value/mean")
     low, high = _rewards(signals)
     far = 1.0 / (1.0 - signals.number("algorithm.gamma"))
     returns = signals.known("return")
-    if not len(values) or not math.isfinite(low) or not len(returns) or signals.solved:
+    if len(values) < LAST or not math.isfinite(low) or not len(returns) or _learns(signals):
         return None
     entropy = median(signals.recent("policy/entropy", LAST)) * median(signals.recent("policy/temperature", LAST))
     slack = SLACK * far * max(high, -low) + far * abs(entropy) * _unit(signals)
     highest = max(far * high, float(returns.max()), 0.0) + slack
     lowest = min(far * low, float(returns.min()), 0.0) - slack
-    value = median(values) * _unit(signals)
+    lasting = np.sort([values[:-2], values[1:-1], values[2:]], 0)[LAST // 2]
+    value = float(lasting[np.abs(lasting).argmax()]) * _unit(signals)
     if lowest <= value <= highest:
         return None
     return Finding(
@@ -179,7 +187,7 @@ def high_temperature(signals: Signals) -> Finding | None:
     temperature = signals.recent("policy/temperature", LAST)
     target = signals.recent("doctor/target_entropy", 1)
     low, high = _rewards(signals)
-    if signals.fraction < EARLY or signals.learned or not len(entropy) or not len(target):
+    if signals.fraction < EARLY or _learns(signals) or not len(entropy) or not len(target):
         return None
     limit = (high - low) / _unit(signals)
     dim = _dim(signals)
@@ -213,7 +221,7 @@ def low_temperature(signals: Signals) -> Finding | None:
     dim = _dim(signals)
     low, high = _rewards(signals)
     limit = LOW * (high - low) / _unit(signals)
-    if signals.learned or not len(entropy) or not median(entropy) < DETERMINISTIC * dim:
+    if _learns(signals) or not len(entropy) or not median(entropy) < DETERMINISTIC * dim:
         return None
     if not median(temperature) < limit:
         return None
@@ -234,8 +242,8 @@ def low_temperature(signals: Signals) -> Finding | None:
 
 def saturated_actions(signals: Signals) -> Finding | None:
     """Nearly all actions lie at a bound, where the squashing has no slope."""
-    shares = signals.recent("doctor/action_at_bound", 3)
-    if not len(shares) or np.min(shares) < AT_BOUND or signals.learned or not len(signals.known("value/mean")):
+    shares = signals.recent("doctor/action_at_bound", 2)
+    if not len(shares) or np.min(shares) < AT_BOUND or _learns(signals) or not len(signals.known("value/mean")):
         return None
     rate = signals.number("algorithm.optimizer.learning_rate")
     return Finding(

@@ -31,7 +31,7 @@ def no_reward(signals: Signals) -> Finding | None:
     returns = signals.known("rollout_return")
     if signals.fraction < EARLY or not len(returns) or np.any(rewards) or np.any(nonzero) or np.any(returns):
         return None
-    if signals.has_extension("rnd"):
+    if signals.extension("rnd"):
         return None
     return Finding(
         "no_reward",
@@ -210,7 +210,8 @@ def nothing_learned(signals: Signals) -> Finding | None:
     latest = signals.gain(median(signals.recent("rollout_return", 3)))  # `return` is late where episodes are few
     if signals.gain(float(signals.known("return").max())) > 1.0 or signals.current_gain > 0.5 or latest > 1.0:
         return None
-    if signals.self_play or signals.setting("until.mean_return") is not None:
+    # With motion clips the return of the task is not all that is learned.
+    if signals.self_play or signals.setting("until.mean_return") is not None or signals.extension("amp"):
         return None
     returns = signals.known("return")
     return Finding(

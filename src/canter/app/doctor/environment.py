@@ -43,10 +43,10 @@ from canter.core.data.rollout import Rollout
 from canter.core.plain import to_plain
 from canter.core.seeding import derive_seed
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec
-from canter.core.storage.validity import flatten
 from canter.core.struct import Metrics, Obs, State, TensorStruct
 from canter.envs import closed_quietly
 from canter.play.agents import random_actions, zero_actions
+from canter.runs.records import flatten
 from canter.training.collector import Collector
 from canter.training.progress import RunProgress
 
