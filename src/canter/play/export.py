@@ -117,7 +117,7 @@ def export_policy(
             raise ExportError(f"{file} already exists; remove it or export to another name")
     if format not in SUFFIXES:
         raise ExportError(f"format {format!r} is unknown: {nearest(format, SUFFIXES)}")
-    if path.suffix != SUFFIXES[format]:
+    if path.suffix != SUFFIXES[format] and path.suffix in SUFFIXES.values():
         raise ExportError(f"{path}: expected the suffix {SUFFIXES[format]} for the format {format}")
     if weights not in get_args(Weights):
         raise ExportError(f"weights {weights!r} are unknown: {nearest(weights, get_args(Weights))}")
