@@ -26,7 +26,12 @@ ROOT = Path(__file__).parents[2]
 STREAMS = json.loads(gzip.decompress((ROOT / "tests/algorithms/doctor/streams.json.gz").read_bytes()))
 COLUMNS, WIDTH, HEIGHT = 4, 240, 130
 LEFT, TOP, RIGHT, BOTTOM = 44, 38, 12, 14
-OTHER_METRICS = {"warm_up": "return", "few_updates": "return", "noisy_rate": "optim/learning_rate/model"}
+OTHER_METRICS = {
+    "warm_up": "return",
+    "few_updates": "return",
+    "narrow_support": "value/mean",
+    "noisy_rate": "optim/learning_rate/model",
+}
 """Metrics of rules whose evidence is not in the log."""
 
 
