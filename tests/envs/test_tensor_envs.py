@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from canter.algorithms.ppo import PPOConfig
-from canter.core.specs import Continuous, Discrete, Env, MultiDiscrete, Stateful
+from canter.core.specs import Continuous, Discrete, Env, MultiDiscrete, Stateful, TrainingProgress
 from canter.core.struct import tree_map
 from canter.envs.tensor import CartPole, Null, Pendulum, Quadrotor, QueueNetwork, tensor_envs
 from canter.envs.tensor.quadrotor import GRAVITY, HEIGHT, HOVER_THRUST, MAX_RATES, from_rotation_vector, rotation_matrix
@@ -29,6 +29,9 @@ def random_action(env, generator):
             return torch.randint(n, (env.num_envs,), generator=generator)
         case MultiDiscrete(nvec):
             return torch.stack([torch.randint(n, (env.num_envs,), generator=generator) for n in nvec], -1)
+
+
+START = TrainingProgress(iteration=0, env_steps=0, fraction=0.0)
 
 
 def rollout(env, steps, seed=0):
@@ -93,6 +96,7 @@ class TestContract:
     def test_resumes_bit_for_bit_from_a_saved_state(self, name):
         env = tensor_envs[name](6, max_episode_steps=37, random_start=True)
         env.reset(seed=1)
+        env.set_progress(START)
         rollout(env, 45)
         saved, obs = env.state_dict(), env.observe()
         expected = rollout(env, 80, seed=2)
@@ -186,9 +190,21 @@ def test_termination_wins_when_the_time_limit_strikes_at_once():
 def test_random_start_spreads_the_first_time_limits():
     env = Pendulum(64, max_episode_steps=50, random_start=True)
     env.reset(seed=0)
+    saved = env.state_dict()
+    env.set_progress(START)
     ends = torch.stack([step.truncated for step in rollout(env, 50)])
     assert ends.sum(0).tolist() == [1] * 64
     assert ends.any(1).sum() > 25
+    env.load_state_dict(saved)  # of a training that has not begun
+    env.set_progress(START)
+    assert torch.equal(torch.stack([step.truncated for step in rollout(env, 50)]), ends)
+
+
+def test_an_evaluation_has_whole_episodes_whatever_random_start():
+    env = Pendulum(64, max_episode_steps=50, random_start=True)
+    env.reset(seed=0)
+    ends = torch.stack([step.truncated for step in rollout(env, 50)])
+    assert ends.any(1).nonzero().tolist() == [[49]]
 
 
 def test_wrong_action_shape_wrong_state_and_missing_reset_are_named():

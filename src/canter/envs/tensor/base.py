@@ -17,7 +17,7 @@ from torch import Tensor
 
 from canter.core.registry import UserError
 from canter.core.seeding import MemberStreams, draw_for_rank
-from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec
+from canter.core.specs import ActionSpec, Continuous, Discrete, EnvSpec, Step, TensorSpec, TrainingProgress
 from canter.core.struct import Obs
 
 EnvState = dict[str, Tensor]
@@ -51,8 +51,8 @@ class TensorEnv(ABC):
     `_observe`. Draw with `_uniform` and `_integers`, or with `canter.core.seeding.draw_for_rank`:
     the generator is the same on every rank, and these return the draws of this rank's environments.
 
-    `max_episode_steps` truncates episodes. `random_start` lets the first episodes begin with random
-    step counts, so that the environments of a large batch do not all end together. `truncates`
+    `max_episode_steps` truncates episodes. `random_start` lets the first episodes of a training begin
+    with random step counts, so that the environments of a large batch do not all end together. `truncates`
     declares truncations by `_advance` in the spec; None derives it from `max_episode_steps`. `more`
     are further fields of the spec, such as `symmetries`.
     """
@@ -92,6 +92,7 @@ class TensorEnv(ABC):
         self._action_shape = (num_envs,) if isinstance(action, Discrete) else (num_envs, len(parts))
         self._limit = torch.iinfo(torch.int64).max if max_episode_steps is None else max_episode_steps
         self._random_start = random_start
+        self._spread = False
         self._step_count = torch.zeros(num_envs, dtype=torch.int64, device=self.device)
         self._valid = torch.ones(num_envs, dtype=torch.bool, device=self.device)
         self._state: EnvState = {}
@@ -117,9 +118,14 @@ class TensorEnv(ABC):
         for name, buffer in self._state.items():
             buffer.copy_(fresh[name])
         self._step_count.zero_()
-        if self._random_start:
-            self._step_count.copy_(self._integers(self._limit))
+        self._spread = self._random_start
         return self.observe()
+
+    def set_progress(self, progress: TrainingProgress) -> None:
+        """Draw the first step counts of a training; evaluations have whole episodes."""
+        if self._spread:
+            self._step_count.copy_(self._integers(self._limit))
+            self._spread = False
 
     def observe(self) -> Obs:
         """Return the present observations, also after `load_state_dict`."""
@@ -168,6 +174,7 @@ class TensorEnv(ABC):
             "state": {name: buffer.clone() for name, buffer in self._state.items()},
             "step_count": self._step_count.clone(),
             "generator": self.generator.get_state(),
+            "spread": self._spread,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -184,6 +191,7 @@ class TensorEnv(ABC):
         for name, buffer in own.items():
             buffer.copy_(saved[name])
         self.generator.set_state(state["generator"].cpu())
+        self._spread = state.get("spread", False)
 
     def _allocate(self, fresh: EnvState) -> None:
         if not self._state:
