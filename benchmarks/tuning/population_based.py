@@ -129,7 +129,7 @@ def sweep(place: Path, name: str, flags: list[str], jobs: int) -> list[float]:
 
 
 def full_return(run: Path) -> float:
-    """Return the mean return of a run's policy in whole episodes; the preset's random start cuts the first ones."""
+    """Return the mean return of a run's policy in new episodes, the same for all runs."""
     import canter
 
     policy = run / "policies" / "final_actor.safetensors"
