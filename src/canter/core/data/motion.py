@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.registry import UserError, nearest
-from canter.core.seeding import draw_for_rank
+from canter.core.seeding import MemberStreams, draw_for_rank
 
 AXES = {
     "dof_positions": "",
@@ -247,7 +247,9 @@ class MotionLibrary(nn.Module):
         kind = torch.int64 if values.dtype.kind == "i" else torch.float32
         self.register_buffer(name, torch.tensor(values, dtype=kind, device=device), persistent=False)
 
-    def sample(self, count: int, generator: torch.Generator, span: float = 0.0) -> tuple[Tensor, Tensor]:
+    def sample(
+        self, count: int, generator: torch.Generator | MemberStreams, span: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Draw clips `[count]` by weight, and times uniformly from `span` to their ends."""
         drawn = draw_for_rank(torch.rand, (count, 2), generator=generator, device=self.chance.device).T.contiguous()
         clip = torch.searchsorted(self.chance, drawn[0], right=True).clamp(max=len(self.chance) - 1)
