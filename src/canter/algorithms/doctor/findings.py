@@ -169,7 +169,9 @@ class Signals:
     def extension(self, kind: str) -> Mapping[str, Any]:
         """Return the settings of the algorithm's extension of this kind; {} if it has none."""
         extensions = self.setting("algorithm.extensions") or ()
-        return next((settings for settings in extensions if settings["kind"] == kind), {})
+        # A kind with a single setting may be written as its value alone.
+        named = [settings for settings in extensions if isinstance(settings, Mapping)]
+        return next((settings for settings in named if settings["kind"] == kind), {})
 
     @property
     def one_step(self) -> bool:
