@@ -113,6 +113,7 @@ def test_every_module_can_be_imported(on_macos):
     assert int(on_macos("everything")) > 180
 
 
+@pytest.mark.long
 def test_a_run_is_trained_resumed_and_evaluated(on_macos, tmp_path):
     train = "train CartPole-v1 --num-envs 4 --algorithm.horizon 16 --algorithm.num-minibatches 4 --total-steps 256"
     on_macos(

@@ -204,7 +204,7 @@ def test_a_run_with_these_settings_continues_bit_for_bit(central):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("engine", ["autograd", "auto"])
+@pytest.mark.parametrize("engine", [pytest.param("autograd", marks=pytest.mark.long), "auto"])
 def test_a_run_with_them_learns(engine):
     config = canter.TrainConfig(
         env=canter.EnvConfig(id="tensor:cartpole", num_envs=16),

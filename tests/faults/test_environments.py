@@ -280,7 +280,7 @@ def train_loud(tmp_path, kind, how="sync"):
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
 
 
-@pytest.mark.parametrize("how", ["sync", "forked", "async"])
+@pytest.mark.parametrize("how", usual_of(["sync", "forked", "async"], ["forked"]))
 def test_a_long_message_is_cut_where_it_is_printed_and_whole_in_the_file(how, tmp_path):
     ended = train_loud(tmp_path, "long_error", how)
     assert ended.returncode == 1
@@ -318,7 +318,9 @@ def test_an_environment_that_floods_standard_error_is_named_once_and_cut(tmp_pat
     assert len(re.findall(named, ended.stderr)) == 1
 
 
-@pytest.mark.parametrize("kind", ["closes_stdout", "closes_stderr", "closes_descriptor", "closes_all"])
+@pytest.mark.parametrize(
+    "kind", usual_of(["closes_stdout", "closes_stderr", "closes_descriptor", "closes_all"], ["closes_all"])
+)
 def test_an_environment_that_closes_streams_leaves_no_traceback_and_no_line_in_another_file(kind, tmp_path):
     ended = train_loud(tmp_path, kind)
     assert "Traceback" not in ended.stderr and "Error" not in ended.stderr

@@ -55,6 +55,7 @@ def test_a_line_that_was_cut_off_is_run_again(tmp_path):
     assert [run["seed"] for run in beside.read(path)] == [0]
 
 
+@pytest.mark.long
 def test_runs_are_added_once_and_a_run_that_is_too_long_is_not_started(tmp_path, monkeypatch, capfd):
     path = tmp_path / "beside.jsonl"
     options = ["run", "--steps", "2048", "--results", str(path), "--limit-minutes", "5"]

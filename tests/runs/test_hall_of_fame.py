@@ -245,6 +245,7 @@ for after in (False, True):
 """
 
 
+@pytest.mark.long
 def test_killed_anywhere_on_entering_a_hall_is_as_before_or_as_after(tmp_path):
     subprocess.run([sys.executable, "-c", DRIVER, str(tmp_path)], check=True, timeout=300)
     seen = []

@@ -45,7 +45,9 @@ def test_a_run_without_reward_has_a_finding_everywhere(tmp_path, caplog):
     "env, settings",
     [
         ("CartPole-v1", {"total_steps": 5_000}),
-        ("CartPole-v1", {"total_steps": 5_000, "execution": {"engine": "autograd"}}),
+        pytest.param(
+            "CartPole-v1", {"total_steps": 5_000, "execution": {"engine": "autograd"}}, marks=pytest.mark.long
+        ),
         ("Pendulum-v1", {"total_steps": 1_300, "algorithm": {"kind": "sac", "warmup_steps": 1_100}}),
     ],
     ids=["ppo-native", "ppo-autograd", "sac"],

@@ -297,6 +297,7 @@ VARIED = {
 }
 
 
+@pytest.mark.long
 def test_every_setting_has_an_effect():
     """On what the policy learns, three updates on."""
     assert set(VARIED) == set(canter.AMPConfig.__dataclass_fields__)

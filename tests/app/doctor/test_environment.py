@@ -49,7 +49,7 @@ class Blind(gymnasium.ObservationWrapper):
     [
         (Negative, "CartPole-v1", {}, "dying_pays"),
         (Deaf, "CartPole-v1", {}, "no_effect"),
-        (Deaf, "Pendulum-v1", {}, "no_effect"),
+        pytest.param(Deaf, "Pendulum-v1", {}, "no_effect", marks=pytest.mark.long),
         (Late, "Pendulum-v1", {}, "deadline_terminates"),
         (Blind, "Pendulum-v1", {}, "blind"),
         (gymnasium.Wrapper, "Pendulum-v1", {"algorithm": {"gamma": 0.5}}, "short_discount"),

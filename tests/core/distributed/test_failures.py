@@ -190,6 +190,7 @@ world.end()
 """
 
 
+@pytest.mark.long
 def test_late_reads_and_corrupted_updates_cost_one_rollout_too(tmp_path):
     (tmp_path / "late.py").write_text(WHEN_READ)
     out, err = torchrun(2, tmp_path / "late.py", tmp_path / "run")

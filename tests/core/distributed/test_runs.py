@@ -132,6 +132,7 @@ def test_one_process_continues_with_a_run_of_two_ranks(undisturbed, caplog, monk
     assert [row["iteration"] for row in rows_of(run)] == list(range(1, 19))
 
 
+@pytest.mark.long
 def test_ranks_with_different_settings_are_refused_once(tmp_path):
     script = tmp_path / "differ.py"
     script.write_text(

@@ -34,6 +34,7 @@ def ask(folder, ranks, *words):
     return [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(ranks)]
 
 
+@pytest.mark.long
 def test_ranks_have_cores_of_their_own_and_threads_that_do_not_interrupt(tmp_path):
     given = sorted(os.sched_getaffinity(0))
     told = ask(tmp_path, 2)

@@ -125,7 +125,8 @@ def test_a_bound_loss_without_a_surrogate_or_of_another_form_is_refused(settings
     ("module", "reason"),
     [
         ("None", "compiler"),
-        ("types.ModuleType('_native')", "install Canter again"),  # before modules had a version
+        # before modules had a version
+        pytest.param("types.ModuleType('_native')", "install Canter again", marks=pytest.mark.long),
         ("types.SimpleNamespace(INTERFACE=1)", "install Canter again"),
     ],
 )
