@@ -7,7 +7,6 @@ Canter's by name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -210,23 +209,9 @@ def log_std_of(ppo: PPO) -> LogStd:
 
 def raw_std(std: Tensor, form: LogStd) -> Tensor:
     """Return the learned number of a standard deviation in this parameterisation."""
-    std = std - form.floor
-    if not bool((std > 0).all()):
-        raise ConfigError(
-            f"a standard deviation of {std.min().item():g} in the file is not above 0: it died in training"
-        )
-    match form.form:
-        case "log":
-            return std.log()
-        case "scalar":
-            return std.clone()
-        case "softplus" | "linear":
-            return std + torch.log(-torch.expm1(-std)) + (form.floor if form.form == "linear" else 0.0)
-    share = (std.log() - form.mid) / form.half_range
-    if not bool((share.abs() < 1).all()):
-        low, high = math.exp(form.mid - form.half_range), math.exp(form.mid + form.half_range)
-        raise ConfigError(f"std.minimum, std.maximum = {low:g}, {high:g} do not hold the file's {std.tolist()}")
-    return torch.atanh(share) if form.form == "tanh" else form.half_range * share / torch.sqrt(1 - share**2)
+    if not bool((std > form.floor).all()):
+        raise ConfigError(f"a std of {std.min().item():g} in the file is not above {form.floor:g}: it died in training")
+    return form.inverse(std)
 
 
 def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:

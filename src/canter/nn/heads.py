@@ -74,21 +74,22 @@ class LogStd(nn.Module):
         high = math.log(config.maximum)
         self.mid = (low + high) / 2
         self.half_range = (high - low) / 2
-        self.initial = self._inverse(config.initial)
+        self.initial = self.inverse(torch.tensor(config.initial, dtype=torch.float64, device="cpu")).item()
 
-    def _inverse(self, std: float) -> float:
-        """Return the raw parameter of this standard deviation."""
+    def inverse(self, std: Tensor) -> Tensor:
+        """Return the raw parameter of a standard deviation, of the same shape."""
         match self.form:
-            case "bounded" | "tanh":
-                fraction = (math.log(std) - self.mid) / self.half_range
-                bounded = self.half_range * fraction / math.sqrt(1 - fraction**2)
-                return bounded if self.form == "bounded" else math.atanh(fraction)
             case "log":
-                return math.log(std)
+                return std.log()
             case "scalar":
-                return std
+                return std.clone()
             case "softplus" | "linear":
-                return std + math.log(-math.expm1(-std))
+                return std + torch.log(-torch.expm1(-std))
+        fraction = (std.log() - self.mid) / self.half_range
+        if not bool((fraction.abs() < 1).all()):
+            low, high = math.exp(self.mid - self.half_range), math.exp(self.mid + self.half_range)
+            raise UserError(f"std.minimum, std.maximum = {low:g}, {high:g} do not hold {std.tolist()}")
+        return torch.atanh(fraction) if self.form == "tanh" else self.half_range * fraction / (1 - fraction**2).sqrt()
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the log-std, of the same shape as `raw`."""
@@ -102,6 +103,8 @@ class LogStd(nn.Module):
 class FlooredLogStd(LogStd):
     """`LogStd` plus a constant floor; a separate type, which engines without support refuse."""
 
+    shift = 0.0
+
     def __init__(self, config: StdConfig) -> None:
         form = "softplus" if config.form == "linear" else config.form
         super().__init__(replace(config, form=form, initial=config.initial - config.floor, floor=0.0))
@@ -109,6 +112,10 @@ class FlooredLogStd(LogStd):
         self.floor = config.floor
         self.shift = config.floor if config.form == "linear" else 0.0
         self.initial += self.shift
+
+    def inverse(self, std: Tensor) -> Tensor:
+        """Return the raw parameter of a standard deviation above the floor."""
+        return super().inverse(std - self.floor) + self.shift
 
     def forward(self, raw: Tensor) -> Tensor:
         """Return the log-std, of the same shape as `raw`."""

@@ -5,7 +5,6 @@ from canter.compat.rl_games import Runner
 
 from __future__ import annotations
 
-import math
 import os
 import random
 import time
@@ -140,7 +139,8 @@ def set_sigma(policy: Policy, log_std: float) -> None:
     if not isinstance(head, GaussianHead) or not isinstance(head.raw_std, torch.Tensor):
         raise ConfigError(f"sigma={log_std}: the policy's std is no parameter that could be set")
     own = head.log_std.form in ("log", "softplus", "linear")  # the number is rl_games' parameter
-    head.raw_std.fill_(log_std if own else head.log_std._inverse(math.exp(log_std)))
+    raw = torch.tensor(log_std)
+    head.raw_std.copy_(raw if own else head.log_std.inverse(raw.exp()))
 
 
 def _copied(params: Mapping[str, Any]) -> dict[str, Any]:
