@@ -17,12 +17,13 @@ import argparse
 import logging
 import multiprocessing
 import os
-import sys
+import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from jobs import Job, read_outcome, write_outcome
 from judge import judge_fit, judge_report, repair_of
@@ -72,10 +73,13 @@ def jobs_of(stage: str, folders: list[Path]) -> Iterator[Job]:
     elif stage == "single":
         yield from (Job(task, fault, SEED) for fault, (task, _, _) in SINGLE.items())
     else:
-        for job in faulty(list(REPORT_TASKS), REPORT_SEEDS):
-            change = repair_of(job, folders)
-            if change:
-                yield Job(job.task, job.fault, job.seed, change)
+        yield from filter(None, (restored(job, folders) for job in faulty(list(REPORT_TASKS), REPORT_SEEDS)))
+
+
+def restored(job: Job, folders: list[Path]) -> Job | None:
+    """Return a faulty run with the first change that was suggested; None if there is none."""
+    change = repair_of(job, folders)
+    return Job(job.task, job.fault, job.seed, change) if change else None
 
 
 def quiet() -> None:
@@ -85,42 +89,58 @@ def quiet() -> None:
 
 
 def train_all(arguments: argparse.Namespace) -> None:
-    """Train what is missing, in parallel, until the limit."""
+    """Train what is missing, in parallel, until the limit: the stages in their order, long runs of each first."""
     end = time.monotonic() + 60.0 * arguments.limit_minutes
     folders = [arguments.out, *arguments.known]
     arguments.out.mkdir(parents=True, exist_ok=True)
+    signal.signal(signal.SIGTERM, stop)
+    waiting = {stage: missing(stage, folders, arguments) for stage in arguments.what}
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(arguments.jobs, mp_context=context, initializer=quiet) as pool:
-        running: dict[Future[float], Job] = {}
-        for stage in arguments.what:
-            jobs = [job for job in jobs_of(stage, folders) if wanted(job, arguments)]
-            jobs = [job for job in jobs if read_outcome(folders, job) is None]
-            for job in sorted(jobs, key=lambda job: -seconds_of(job.task, job.fault)):
-                if len(running) >= arguments.jobs:
-                    collect(running, end)
-                if time.monotonic() + seconds_of(job.task, job.fault) + OVERHEAD < end:
-                    running[pool.submit(write_outcome, arguments.out, job)] = job
-            while running and stage == "report" and "restore" in arguments.what:
-                collect(running, end)
-        while running:
-            collect(running, end)
+        running: dict[Future[float], tuple[str, Job]] = {}
+        while True:
+            while len(running) < arguments.jobs and (chosen := choose(waiting, end - time.monotonic())):
+                running[pool.submit(write_outcome, arguments.out, chosen[1])] = chosen
+            if not running:
+                return
+            done, _ = wait(running, timeout=max(end - time.monotonic(), 0.1), return_when=FIRST_COMPLETED)
+            if not done:
+                print("the time is up", flush=True)
+                stop()
+            for future in done:
+                stage, job = running.pop(future)
+                error = future.exception()
+                print(f"{job.name}: {error!r}" if error else f"{job.name}: {future.result():.0f} s", flush=True)
+                if stage == "report" and "restore" in waiting:
+                    waiting["restore"] += filter(None, [restored(job, folders)])
 
 
-def wanted(job: Job, arguments: argparse.Namespace) -> bool:
-    """Return whether a run was asked for."""
-    return job.task in (arguments.tasks or [job.task]) and job.fault in (arguments.only or [job.fault])
+def missing(stage: str, folders: list[Path], arguments: argparse.Namespace) -> list[Job]:
+    """Return the runs of a stage that were asked for and are not there."""
+    return [
+        job
+        for job in jobs_of(stage, folders)
+        if job.task in (arguments.tasks or [job.task]) and job.fault in (arguments.only or [job.fault])
+        if read_outcome(folders, job) is None
+    ]
 
 
-def collect(running: dict[Future[float], Job], end: float) -> None:
-    """Wait for a run and say how long it took; give up at the end of the time."""
-    done, _ = wait(running, timeout=max(end - time.monotonic(), 0.1), return_when=FIRST_COMPLETED)
-    if not done:
-        print("the time is up", flush=True)
-        for process in multiprocessing.active_children():
-            process.kill()
-        sys.exit(0)
-    for future in done:
-        print(f"{running.pop(future).name}: {future.result():.0f} s", flush=True)
+def choose(waiting: dict[str, list[Job]], seconds: float) -> tuple[str, Job] | None:
+    """Take the longest run that fits the seconds left, of the first stage that has one; None if none has."""
+    for stage, jobs in waiting.items():
+        fitting = [job for job in jobs if seconds_of(job.task, job.fault) + OVERHEAD < seconds]
+        if fitting:
+            job = max(fitting, key=lambda job: seconds_of(job.task, job.fault))
+            jobs.remove(job)
+            return stage, job
+    return None
+
+
+def stop(*_: object) -> NoReturn:
+    """End all runs at once; those that are complete are kept."""
+    for process in multiprocessing.active_children():
+        process.kill()
+    os._exit(0)
 
 
 def main() -> None:
@@ -132,8 +152,8 @@ def main() -> None:
     parser.add_argument("--known", type=Path, nargs="*", default=[], help="further folders of runs, only read")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit-minutes", type=float, default=600.0)
-    parser.add_argument("--tasks", nargs="+", help="only these tasks or presets")
-    parser.add_argument("--only", nargs="+", help="only these faults")
+    parser.add_argument("--tasks", nargs="+", help="train only these tasks or presets")
+    parser.add_argument("--only", nargs="+", help="train only these faults")
     arguments = parser.parse_args()
     arguments.what = arguments.what or list(STAGES)
     if unknown := set(arguments.what) - set(STAGES):
@@ -147,9 +167,7 @@ def main() -> None:
         for stage in arguments.what:
             if stage in ("fit", "report"):
                 jobs = [*jobs_of(stage, folders), *jobs_of("presets", folders)]
-                {"fit": judge_fit, "report": judge_report}[stage](
-                    [job for job in jobs if wanted(job, arguments)], folders
-                )
+                {"fit": judge_fit, "report": judge_report}[stage](jobs, folders)
 
 
 if __name__ == "__main__":
