@@ -1,6 +1,8 @@
 # Two commands on a fresh machine: `make train` and `make test`. Both do all the set-up they need.
 # `make train` installs no development tools.
 PYTHON ?= python3
+# Containers often set it. The tests start hundreds of processes, and each would compile torch's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 BIN := .venv/bin
 # What an installation is made of: the C source is built when Canter is installed.
 SOURCES := pyproject.toml constraints.txt $(wildcard src/canter/engines/native/*.[ch])

@@ -26,12 +26,13 @@ def pairwise(*axes):
 
 def covering_array(rows):
     """Return a small set of rows in which any two values that stand together in some row still do."""
-    uncovered = set().union(*map(pairs, rows))
+    pairs_of = {row: pairs(row) for row in rows}
+    uncovered = set().union(*pairs_of.values())
     chosen = set()
     while uncovered:
-        best = max(rows, key=lambda row: len(pairs(row) & uncovered))
+        best = max(rows, key=lambda row: len(pairs_of[row] & uncovered))
         chosen.add(best)
-        uncovered -= pairs(best)
+        uncovered -= pairs_of[best]
     return chosen
 
 

@@ -56,11 +56,12 @@ def pairs(case):
 def covering(tries=3000):
     """Descriptions that between them have every two options together that a random one ever has."""
     picker = random.Random(1)
-    drawn = [random_case(picker) for _ in range(tries)]
-    missing, chosen = set().union(*map(pairs, drawn)), []
+    drawn = [(case, pairs(case)) for case in (random_case(picker) for _ in range(tries))]
+    missing, chosen = set().union(*(covered for _, covered in drawn)), []
     while missing:
-        chosen.append(max(drawn[:: 1 + len(missing) // 200], key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(chosen[-1])
+        case, covered = max(drawn[:: 1 + len(missing) // 200], key=lambda candidate: len(candidate[1] & missing))
+        chosen.append(case)
+        missing -= covered
     return chosen
 
 

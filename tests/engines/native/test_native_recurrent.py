@@ -67,12 +67,13 @@ def pairs(case):
 def covering(tries=1500):
     """Cases that between them have every two options together that a random one ever has."""
     picker = random.Random(1)
-    drawn = [random_case(picker) for _ in range(tries)]
-    missing = set().union(*map(pairs, drawn))
+    drawn = [(case, pairs(case)) for case in (random_case(picker) for _ in range(tries))]
+    missing = set().union(*(covered for _, covered in drawn))
     chosen = []
     while missing:
-        chosen.append(max(drawn, key=lambda case: len(pairs(case) & missing)))
-        missing -= pairs(chosen[-1])
+        case, covered = max(drawn, key=lambda candidate: len(candidate[1] & missing))
+        chosen.append(case)
+        missing -= covered
     return chosen
 
 
