@@ -90,9 +90,10 @@ class Algorithm(Protocol[RecordT]):
         return [getattr(self, name) for name in self.streams]
 
     def signals(self, rollout: Rollout[RecordT]) -> Metrics:
-        """Return signals of a rollout before it is learned from, by the names of `canter doctor`'s rules.
+        """Return signals of a rollout before it is learned from; the log names them `doctor/...`.
 
-        Called in a few iterations of a run; it changes nothing and draws no random numbers.
+        Called in a few iterations of a run, with the first environments of the rollout; it changes nothing, draws no
+        random numbers and computes no gradients.
         """
         return {}
 

@@ -71,7 +71,7 @@ Floats = tuple[float, ...]
 _CONSTANTS: dict[tuple[Floats, torch.dtype, torch.device], Tensor] = {}
 
 
-def _constant(values: Floats, like: Tensor) -> Tensor:
+def constant(values: Floats, like: Tensor) -> Tensor:
     """Return `values` as a tensor of the dtype and device of `like`, copied to the device once.
 
     A copy from the host in every call would stall the device and could not be captured in a graph.
@@ -101,7 +101,7 @@ def interval(low: Floats, high: Floats) -> tuple[Floats, Floats, Floats, Floats]
 
 def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
     """Map -1..1 to low..high in components with two finite bounds, and clip all to their bounds."""
-    scale, centre, minimum, maximum = (_constant(column, x) for column in interval(low, high))
+    scale, centre, minimum, maximum = (constant(column, x) for column in interval(low, high))
     # Clipped last, not first: rounding must not leave the bounds, which some environments check.
     return (x * scale + centre).clamp(minimum, maximum)
 
@@ -166,8 +166,8 @@ class DiagGaussian:
         """Return the sample, rescaled and clipped according to `bounds`."""
         scale, centre, low, high = self.interval()
         if self.bounds == "rescale":
-            action = action * _constant(scale, action) + _constant(centre, action)
-        return action if self.bounds == "none" else action.clamp(_constant(low, action), _constant(high, action))
+            action = action * constant(scale, action) + constant(centre, action)
+        return action if self.bounds == "none" else action.clamp(constant(low, action), constant(high, action))
 
     def interval(self) -> tuple[Floats, Floats, Floats, Floats]:
         """Return scale, offset, minimum and maximum of `to_env`."""
@@ -226,8 +226,8 @@ class TanhGaussian:
         1 and below 2e-4 for std up to 3, for any mean.
         """
         mean, log_std = _halves(params)
-        u = mean.unsqueeze(-1) + torch.exp(log_std).unsqueeze(-1) * _constant(densities.NORMAL_NODES, params)
-        log_slope = (densities.log_squash_slope(u) * _constant(densities.NORMAL_WEIGHTS, params)).sum(-1)
+        u = mean.unsqueeze(-1) + torch.exp(log_std).unsqueeze(-1) * constant(densities.NORMAL_NODES, params)
+        log_slope = (densities.log_squash_slope(u) * constant(densities.NORMAL_WEIGHTS, params)).sum(-1)
         return (densities.gaussian_entropy(log_std) + log_slope).sum(-1) + densities.log_volume(self.low, self.high)
 
     def kl(self, p: Tensor, q: Tensor) -> Tensor:

@@ -153,6 +153,7 @@ class Trainer:
             rollouts=min(rollouts, default=None),
             unit=config.log_every * self.algorithm.iterations_per_tick,
             rows=self.folder.rows() if config.doctor else (),
+            on_gpu=self.env.spec.device.type == "cuda",
             enabled=config.doctor,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from canter.algorithms.doctor.findings import Finding, Rules, Signals, diagnose_signals
-from canter.algorithms.doctor.signals import PREFIX, episode_signals, rollout_signals
+from canter.algorithms.doctor.signals import PREFIX, episode_signals, measure
 from canter.algorithms.doctor.task import TASK_RULES
 from canter.core.data.rollout import Rollout
 from canter.core.struct import Metrics
@@ -17,7 +17,12 @@ LOOKS = 50
 DENSE = 0.2
 """Fraction of the run after which two of three looks are left out."""
 LARGE_UPDATE = 1 << 14
-"""Samples that an update learns from, passes counted, from which a look is cheap beside it."""
+"""Samples that an update of a CPU learns from, passes counted, from which a look is cheap beside it."""
+REST_LARGE = 2
+REST_SMALL = 5
+REST_GPU = 12
+"""Smallest numbers of iterations from look to look. Short iterations on a GPU take only a few times as long as it takes
+to launch the kernels of a look."""
 MAX_ROWS = 4000
 """Rows of the log that are kept; beyond, older ones are thinned out."""
 UNKNOWN_LENGTH_REST = 25
@@ -43,13 +48,15 @@ class Doctor:
         rollouts: float | None,
         unit: int,
         rows: Sequence[Mapping[str, Any]] = (),
+        on_gpu: bool = False,
         enabled: bool = True,
     ) -> None:
         self.enabled = enabled
         self.own_signals = signals
         self.settings = settings
         self.rules = (TASK_RULES, *rules)
-        rest = 2 if samples >= LARGE_UPDATE else 5
+        rest = REST_LARGE if samples >= LARGE_UPDATE else REST_SMALL
+        rest = REST_GPU if on_gpu else rest
         rest = UNKNOWN_LENGTH_REST if rollouts is None else max(math.ceil(rollouts / LOOKS), rest)
         self.every = math.ceil(rest / unit) * unit
         self.dense = math.inf if rollouts is None else max(DENSE * rollouts, 4 * self.every)
@@ -71,7 +78,7 @@ class Doctor:
         """Measure the signals of a complete rollout if the doctor looks at the iteration."""
         self.signals = {}
         if self.looks_at(iteration):
-            self.signals = rollout_signals(rollout) | self.own_signals(rollout)
+            self.signals = measure(rollout, self.own_signals)
 
     def measure_episodes(self, iteration: int, episodes: Iterable[tuple[float, int, bool]]) -> dict[str, float]:
         """Return the signals of recent episodes (return, length, terminated) for the row of an iteration."""

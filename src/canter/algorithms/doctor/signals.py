@@ -1,24 +1,24 @@
 """Signals of a rollout that the log does not have, as tensors on the device.
 
-`rollout_signals` is called in a few iterations of a run, once the rollout is complete; it reads the
-rollout and changes nothing. T steps, N environments, D components of an observation group.
+`measure` is called in a few iterations of a run, once the rollout is complete; it reads the rollout,
+changes nothing and never waits for the device. T steps, N environments, D components of an observation group.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import normalize, one_hot
 
 from canter.core.data.rollout import Rollout
-from canter.core.specs import ACTION_MASK, Continuous
+from canter.core.specs import Continuous
 from canter.core.struct import Metrics, Obs, tree_map
 from canter.nn.actor_critic import Policy
-from canter.nn.distributions import Categorical
+from canter.nn.distributions import Categorical, constant
 
 PREFIX = "doctor/"
 MIN_TRANSITIONS = 64
@@ -35,43 +35,39 @@ LARGEST = 1e30
 """Signals are cut off here, since the log has finite numbers only."""
 
 
-@torch.no_grad()
-def rollout_signals(rollout: Rollout[Any]) -> Metrics:
-    """Return the signals of rewards, observations and single environments; {} for short rollouts."""
+def rollout_signals(rollout: Rollout[Any], few: Rollout[Any]) -> Metrics:
+    """Return the signals of rewards, observations and single environments; {} for short rollouts.
+
+    Observations are those of `few`, the first environments of the rollout.
+    """
     if rollout.valid.numel() < MIN_TRANSITIONS:
         return {}
     valid = rollout.valid
-    reward = torch.where(valid, rollout.reward, 0.0)
-    signals = {
-        "reward_min": torch.where(valid, rollout.reward, torch.inf).amin(),
-        "reward_max": torch.where(valid, rollout.reward, -torch.inf).amax(),
-        "reward_nonzero": (reward != 0).sum() / valid.sum().clamp(min=1),
-        **_observations(first_environments(rollout)),
-        **_exception(reward.sum(0) / valid.sum(0).clamp(min=1)),
+    invalid = ~valid
+    return {
+        "reward_min": rollout.reward.masked_fill(invalid, torch.inf).amin(),
+        "reward_max": rollout.reward.masked_fill(invalid, -torch.inf).amax(),
+        **_observations(few),
+        **_exception(rollout.reward.masked_fill(invalid, 0.0).sum(0) / valid.sum(0).clamp(min=1)),
     }
-    return finite(signals)
+
+
+def transition_signals(obs: Obs, action: Tensor, reward: Tensor) -> Metrics:
+    """Return the signals of rewards, observations and actions in -1..1 of single transitions `[B, ...]`."""
+    groups = [group for group in obs.values() if group.is_floating_point() and group.ndim == 2]
+    return {
+        "reward_min": reward.amin(),
+        "reward_max": reward.amax(),
+        "action_at_bound": (action.abs() > SATURATED).float().mean(),
+        **(_ranges(torch.cat(groups, -1)) if groups else {}),
+    }
 
 
 @torch.no_grad()
-def transition_signals(obs: Obs, action: Tensor, reward: Tensor) -> Metrics:
-    """Return the signals of rewards, observations and actions in -1..1 of single transitions `[B, ...]`."""
-    signals = {
-        "reward_min": reward.amin(),
-        "reward_max": reward.amax(),
-        "reward_nonzero": (reward != 0).float().mean(),
-        "action_at_bound": (action.abs() > SATURATED).float().mean(),
-        **_ranges([group for group in obs.values() if group.is_floating_point() and group.ndim == 2]),
-    }
-    return finite(signals)
-
-
-def first_environments(rollout: Rollout[Any]) -> Rollout[Any]:
-    """Return views of the environments that have `ENOUGH_TRANSITIONS` together."""
-    return rollout[:, : -(-ENOUGH_TRANSITIONS // rollout.horizon)]
-
-
-def finite(signals: Mapping[str, Tensor]) -> Metrics:
-    """Return signals under their names in the log, without NaN and infinity."""
+def measure(rollout: Rollout[Any], own_signals: Callable[[Rollout[Any]], Metrics]) -> Metrics:
+    """Return the signals of a rollout and an algorithm's own under their names in the log, without NaN and infinity."""
+    few = rollout[:, : -(-ENOUGH_TRANSITIONS // rollout.horizon)]
+    signals = rollout_signals(rollout, few) | own_signals(few)
     if not signals:
         return {}
     values = torch.stack([value.float() for value in signals.values()])
@@ -84,32 +80,28 @@ def _observations(rollout: Rollout[Any]) -> Metrics:
 
     A final observation that equals the first of the next episode was read after the reset.
     """
-    groups = {
-        name: group
-        for name, group in rollout.obs.items()
-        if group.is_floating_point() and group.ndim == 3 and name != ACTION_MASK
-    }
-    signals = _ranges([group.flatten(0, 1) for group in groups.values()])
-    if groups and rollout.final_obs is not None:
-        obs = torch.cat(list(groups.values()), -1)
-        final = torch.cat([rollout.final_obs[name] for name in groups], -1)
+    names = [name for name, group in rollout.obs.items() if group.is_floating_point() and group.ndim == 3]
+    if not names:
+        return {}
+    obs = torch.cat([rollout.obs[name] for name in names], -1)
+    signals = _ranges(obs.flatten(0, 1))
+    if rollout.final_obs is not None:
+        final = torch.cat([rollout.final_obs[name] for name in names], -1)
         ends = rollout.truncated & rollout.valid
         lost = ends & (final == obs[1:]).all(-1)
         signals["final_is_reset"] = lost.sum() / ends.sum().clamp(min=1)
     return signals
 
 
-def _ranges(groups: Sequence[Tensor]) -> Metrics:
+def _ranges(obs: Tensor) -> Metrics:
     """Return the largest amount and the share of constant components of observations `[B, D]`."""
-    if not groups:
-        return {}
-    obs = torch.cat(list(groups), -1)
-    low = obs.amin(0)
-    high = obs.amax(0)
-    return {
-        "obs_largest": torch.maximum(high.abs(), low.abs()).amax(),
-        "obs_constant": (high == low).float().mean(),
-    }
+    low, high = obs.aminmax(dim=0)
+    return {"obs_largest": torch.maximum(high, -low).amax(), "obs_constant": (high == low).float().mean()}
+
+
+def _largest(values: Tensor) -> Tensor:
+    """Return the largest amount."""
+    return torch.linalg.vector_norm(values, math.inf)
 
 
 def _exception(gain: Tensor) -> Metrics:
@@ -121,28 +113,26 @@ def _exception(gain: Tensor) -> Metrics:
         return {}
     distance = (gain - gain.median()).abs()
     spread = 1.4826 * distance.median()
-    worst = distance.argmax()
-    return {"env_worst": worst, "env_distance": distance[worst] / spread.clamp(min=1e-6 * gain.abs().amax() + 1e-12)}
+    largest, worst = distance.max(0)
+    return {"env_worst": worst, "env_distance": largest / spread.clamp(min=1e-6 * _largest(gain) + 1e-12)}
 
 
-@torch.no_grad()
 def policy_signals(policy: Policy, rollout: Rollout[Any]) -> Metrics:
     """Return the error of the first ratio, the share of actions at a bound, and their effect.
 
     The ratio compares the policy that is about to learn with the recorded one, in the first step.
     The record has `action` and `dist_params` `[T, N, ...]`.
     """
-    rollout = first_environments(rollout)
     record = rollout.record
     distribution = policy.distribution
     space = policy.spec.action
     params, _ = policy.params(rollout.obs_at(0), tree_map(lambda x: x[0], rollout.state), rollout.reset[0])
-    action = record.action[0]
-    change = distribution.log_prob(params, action) - distribution.log_prob(record.dist_params[0], action)
-    signals = {"ratio_error": torch.where(rollout.valid[0], change.exp() - 1.0, 0.0).abs().mean()}
+    both = torch.stack([params, record.dist_params[0]])
+    learning, acting = distribution.log_prob(both, record.action[0].expand(2, *record.action[0].shape))
+    signals = {"ratio_error": torch.where(rollout.valid[0], (learning - acting).expm1(), 0.0).abs().mean()}
     if isinstance(space, Continuous):
         sent = distribution.to_env(record.action)
-        at_bound = (sent <= sent.new_tensor(space.low)) | (sent >= sent.new_tensor(space.high))
+        at_bound = (sent <= constant(space.low, sent)) | (sent >= constant(space.high, sent))
         signals["action_at_bound"] = at_bound.float().mean()
         noise = record.action - distribution.mode(record.dist_params)
         std = distribution.std(record.dist_params)
@@ -151,7 +141,7 @@ def policy_signals(policy: Policy, rollout: Rollout[Any]) -> Metrics:
     elif isinstance(distribution, Categorical):
         chosen = one_hot(record.action, distribution.n)
         signals |= action_effect(chosen - record.dist_params.softmax(-1), rollout)
-    return finite(signals)
+    return signals
 
 
 def action_effect(noise: Tensor, rollout: Rollout[Any]) -> Metrics:
@@ -165,20 +155,21 @@ def action_effect(noise: Tensor, rollout: Rollout[Any]) -> Metrics:
     obs = [group for group in rollout.obs.values() if group.is_floating_point() and group.ndim == 3]
     if not obs or rollout.valid.numel() < MIN_TRANSITIONS:
         return {}
-    usable = (rollout.valid & ~rollout.done).reshape(-1, 1)
+    usable = (rollout.valid > rollout.done).reshape(-1, 1)  # valid, and not the last of its episode
     count = usable.sum().clamp(min=2)
+    root = count.sqrt()
     columns = [noise, *(group[1:] - group[:-1] for group in obs), rollout.reward.unsqueeze(-1)]
     values = torch.where(usable, torch.cat(columns, -1).reshape(len(usable), -1).float(), 0.0)
     values = torch.where(usable, values - values.sum(0) / count, 0.0)
-    values = values / (values.square().sum(0) / count).sqrt().clamp(min=1e-12)
+    values = normalize(values, dim=0)
     noise, change = values.split([noise.shape[-1], values.shape[-1] - noise.shape[-1]], -1)
-    change = change.clamp(-OUTLIER, OUTLIER)  # a rare jump would count as an effect by chance
+    limit = OUTLIER / root
+    change = change.clamp(-limit, limit)  # a rare jump would count as an effect by chance
     change = torch.cat([change, change.abs()], -1)
-    variance = change.square().sum(0) / count - (change.sum(0) / count).square()
-    covariance = noise.t() @ change / count  # the mean of the noise is 0
-    correlation = covariance * variance.clamp(min=1e-12).rsqrt()
+    variance = change.square().sum(0) - change.sum(0).square() / count
+    correlation = noise.t() @ change * variance.clamp(min=1e-12).rsqrt()  # the mean of the noise is 0
     chance = math.sqrt(2.0 * math.log(2.0 * correlation.numel()))
-    return {"action_effect": correlation.abs().amax() * count.sqrt() / chance}
+    return {"action_effect": _largest(correlation) * root / chance}
 
 
 def episode_signals(episodes: Sequence[tuple[float, int, bool]]) -> dict[str, float]:

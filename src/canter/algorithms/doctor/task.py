@@ -27,9 +27,9 @@ NOTHING = 0.4
 def no_reward(signals: Signals) -> Finding | None:
     """Every reward so far was 0, and nothing else drives exploration."""
     rewards = signals.known("rollout_reward")
-    nonzero = signals.known("doctor/reward_nonzero")
+    measured = [signals.known(name) for name in ("doctor/reward_min", "doctor/reward_max")]
     returns = signals.known("rollout_return")
-    if signals.fraction < EARLY or not len(returns) or np.any(rewards) or np.any(nonzero) or np.any(returns):
+    if signals.fraction < EARLY or not len(returns) or np.any(rewards) or any(map(np.any, measured)) or np.any(returns):
         return None
     if signals.extension("rnd"):
         return None

@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms
-from canter.algorithms.doctor.signals import ENOUGH_TRANSITIONS, finite, transition_signals
+from canter.algorithms.doctor.signals import ENOUGH_TRANSITIONS, transition_signals
 from canter.algorithms.sac.config import SAC_REPORT, SACSettings, check_spec, unused_settings
 from canter.algorithms.sac.learner import SACLearner
 from canter.core import distributed
@@ -159,7 +159,7 @@ class SAC(Algorithm[SACRecord]):
         }
         limits = {name: torch.full_like(self.progress, value) for name, value in constants.items()}
         recent = transition_signals(self.replay.read_obs(index), self.replay.action[index], self.replay.reward[index])
-        return recent | finite(limits)
+        return recent | limits
 
     def _update_statistics(self, rollout: Rollout[SACRecord]) -> None:
         """Update the statistics with new transitions, once, however often they will be sampled."""

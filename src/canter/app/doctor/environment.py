@@ -24,9 +24,7 @@ from canter.algorithms.doctor.signals import (
     PREFIX,
     action_effect,
     episode_signals,
-    finite,
-    first_environments,
-    rollout_signals,
+    measure,
 )
 from canter.algorithms.doctor.task import (
     blind,
@@ -106,6 +104,17 @@ class BaselinePolicy(Algorithm[BaselineRecord]):
     def update(self, rollout: Rollout[BaselineRecord]) -> Metrics:
         """Return {}: nothing is learned."""
         return {}
+
+    def signals(self, rollout: Rollout[BaselineRecord]) -> Metrics:
+        """Return how surely random actions move observations or rewards; {} for constant ones."""
+        action = rollout.record.action
+        space = self.spec.action
+        if self.constant is not None or ACTION_MASK in self.spec.obs:
+            return {}
+        if isinstance(space, Continuous):
+            centred = action - action.mean((0, 1))
+            return action_effect(torch.cat([centred, centred.abs()], -1), rollout)
+        return action_effect(one_hot(action, space.n) - 1.0 / space.n, rollout) if isinstance(space, Discrete) else {}
 
 
 @dataclass(frozen=True)
@@ -210,14 +219,15 @@ def constant_actions(spec: EnvSpec) -> dict[str, Tensor]:
 def measure_baseline(name: str, env: Env, config: TrainConfig, constant: Tensor | None) -> Baseline:
     """Play some rollouts; return their episodes and rows."""
     seed = derive_seed(config.seed, "eval")
-    collector = Collector(env, BaselinePolicy(env.spec, constant, seed), seed)
+    policy = BaselinePolicy(env.spec, constant, seed)
+    collector = Collector(env, policy, seed)
     progress = RunProgress(None, config.success, collector.clock)
     rows = []
     start = time.perf_counter()
     needed = 6 if constant is None else 3
     while len(rows) < ROLLOUTS and (len(rows) < needed or time.perf_counter() - start < SECONDS):
         rollout = collector.collect()
-        signals = rollout_signals(rollout) | (random_effect(rollout, env.spec) if constant is None else {})
+        signals = measure(rollout, policy.signals)
         progress.add(signals, rollout.valid)
         report = progress.report(collector.read_episodes())
         row = report.row() | episode_signals(list(progress.recent))
@@ -230,18 +240,6 @@ def initial_std(config: TrainConfig) -> float | None:
     """Return the standard deviation of an untrained policy, None if the settings have none."""
     value = dict(flatten(to_plain(config))).get("algorithm.model.std.initial")
     return float(value) if isinstance(value, int | float) else None
-
-
-def random_effect(rollout: Rollout[BaselineRecord], spec: EnvSpec) -> Metrics:
-    """Return the signal of how surely random actions move observations or rewards."""
-    rollout = first_environments(rollout)
-    action = rollout.record.action
-    if isinstance(spec.action, Continuous):
-        centred = action - action.mean((0, 1))
-        return finite(action_effect(torch.cat([centred, centred.abs()], -1), rollout))
-    if not isinstance(spec.action, Discrete) or ACTION_MASK in spec.obs:
-        return {}
-    return finite(action_effect(one_hot(action, spec.action.n) - 1.0 / spec.action.n, rollout))
 
 
 def find_faults(settings: Mapping[str, Any], baselines: Sequence[Baseline], tables: Sequence[Rules]) -> list[Finding]:
