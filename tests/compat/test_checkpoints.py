@@ -17,7 +17,7 @@ from canter.compat import import_config
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rsl_rl import checkpoint as rsl_rl
-from canter.compat.weights import groups_of
+from canter.compat.weights import moments_in as moments_of
 from canter.core.plain import ConfigError
 
 OBS, ACTIONS = 5, 2
@@ -51,9 +51,14 @@ def adam_state(tensors, rate=3e-4, steps=7):
 def moments_in(ppo):
     """The mean of each parameter's first moment, by name."""
     found = {}
-    for _, _, moments in groups_of(ppo):
+    for group in groups_of(ppo):
+        moments = moments_of(group, ppo.model.named_parameters())
         found |= {name: mean.mean().item() for name, (mean, _) in moments.items()}
     return found
+
+
+def groups_of(ppo):
+    return [group for optimizer in ppo.optimizers.values() for group in optimizer.groups.values()]
 
 
 class Rsl:
@@ -117,7 +122,7 @@ def test_each_generation_of_rsl_rl_acts_as_it_did(generation, tmp_path):
     moments = moments_in(ppo)
     assert moments["actor.head.raw_std"] == 0 and moments["actor.network.hidden.0.weight"] == 1, "the order of the file"
     assert moments["actor.head.mean.bias"] == 6 and moments["critic.head.linear.bias"] == 10
-    for _, group, _ in groups_of(ppo):
+    for group in groups_of(ppo):
         assert group.adam.step.item() == 7 and group.learning_rate.item() == pytest.approx(3e-4)
 
 

@@ -7,10 +7,13 @@ import torch
 import yaml
 from theirs import RL_GAMES, RSL_RL, changed, rl_games
 
+import canter
 from canter.app.cli import main
+from canter.compat import import_config
 from canter.compat.pickled_file import read_pickled
 from canter.config import TrainConfig
 from canter.config.files import read_config
+from canter.core.registry import UserError
 from canter.nn.policy_loading import load_critic, load_policy
 
 
@@ -120,3 +123,12 @@ def test_check_reads_the_file_of_another_library(tmp_path, capsys):
     printed = capsys.readouterr()
     assert "imported" in printed.out and "Ready to train" in printed.out
     assert "rl_games" in printed.err
+
+
+def test_settings_without_an_environment_train_nothing_from_python():
+    """They once trained CartPole-v1, the default of the settings."""
+    imported = import_config(changed(RSL_RL, {"obs_groups": {}}), num_envs=4)
+    assert not imported.names_env
+    with pytest.raises(UserError, match=r"env\.id: the settings name no environment"):
+        canter.train(config=imported.config, console="quiet", folder=False)
+    assert canter.train("tensor:null", config=imported.config, console="quiet", folder=False, total_steps=96)

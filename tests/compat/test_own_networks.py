@@ -180,7 +180,31 @@ class Model(nn.Module):
 
 
 class Recurrent(Model):
+    """A model of the user's with a GRU that keeps its state between calls, as in RSL-RL."""
+
     is_recurrent = True
+
+    def __init__(self, obs, obs_groups, obs_set, output_dim, width=8, distribution_cfg=None):
+        super().__init__(obs, obs_groups, obs_set, output_dim, width, distribution_cfg)
+        self.gru, self.hidden = nn.GRU(PLACE, PLACE), None
+
+    def forward(self, obs, masks=None, hidden_state=None, stochastic_output=False):
+        x, self.hidden = self.gru(obs["policy"].unsqueeze(0), self.hidden)
+        return super().forward({"policy": x[0]}, stochastic_output=stochastic_output)
+
+    def reset(self, dones=None, hidden_state=None):
+        self.hidden = hidden_state
+
+    def get_hidden_state(self):
+        return self.hidden
+
+
+class SaysItLate(Recurrent):
+    is_recurrent = False
+
+    def __init__(self, *arguments, **settings):
+        super().__init__(*arguments, **settings)
+        self.is_recurrent = True
 
 
 def rsl_own(name="test_own_networks:Model", roles=("actor", "critic")):
@@ -190,12 +214,15 @@ def rsl_own(name="test_own_networks:Model", roles=("actor", "critic")):
     return rsl_settings(**{role: sections[role] for role in roles})
 
 
+@pytest.mark.parametrize("name", ["Model", "Recurrent"])
 @pytest.mark.parametrize("roles", [("actor", "critic"), ("actor",), ("critic",)])
-def test_a_model_of_rsl_rl_trains_saves_and_loads(tmp_path, caplog, roles):
-    runner = OnPolicyRunner(Robots(), rsl_own(roles=roles), log_dir=str(tmp_path), device="cpu")
+def test_a_model_of_rsl_rl_trains_saves_and_loads(tmp_path, caplog, roles, name):
+    settings = rsl_own(f"test_own_networks:{name}", roles)
+    runner = OnPolicyRunner(Robots(), settings, log_dir=str(tmp_path), device="cpu")
     runner.learn(2)
     for role in roles:
-        assert f"{role}.class_name=Model: your model, called as in RSL-RL" in caplog.text
+        cls = name if role == "actor" else "Model"
+        assert f"{role}.class_name={cls}: your model, called as in RSL-RL" in caplog.text
         tree = read_pickled(tmp_path / "model_1.pt")[f"{role}_state_dict"]
         module = getattr(runner.alg.ppo.model, role).network.model
         assert set(tree) == set(module.state_dict()), "as RSL-RL's file of the module"
@@ -203,14 +230,33 @@ def test_a_model_of_rsl_rl_trains_saves_and_loads(tmp_path, caplog, roles):
     tree = read_pickled(tmp_path / "model_1.pt")
     moments = tree["optimizer_state_dict"]["state"]
     assert all(bool(entry["exp_avg_sq"].sum() > 0) for entry in moments.values()), "every parameter learned"
-    again = OnPolicyRunner(Robots(), rsl_own(roles=roles), device="cpu")
+    again = OnPolicyRunner(Robots(), settings, device="cpu")
     again.load(str(tmp_path / "model_1.pt"))
-    obs = {"policy": torch.randn(3, PLACE)}
-    torch.testing.assert_close(again.get_inference_policy()(obs), runner.get_inference_policy()(obs))
+    policies = again.get_inference_policy(), runner.get_inference_policy()
+    for _ in range(2):
+        obs = {"policy": torch.randn(3, PLACE)}
+        torch.testing.assert_close(*(policy(obs) for policy in policies))
     saved = again.alg.save()["optimizer_state_dict"]["state"]
     for i, entry in moments.items():
         torch.testing.assert_close(saved[i]["exp_avg"], entry["exp_avg"])
     again.learn(1)
+
+
+def test_a_recurrent_model_of_rsl_rl_computes_what_it_computes_alone():
+    runner = OnPolicyRunner(Robots(), rsl_own("test_own_networks:Recurrent"), device="cpu")
+    network = runner.alg.ppo.model.actor.network
+    assert runner.alg.ppo.config.shuffle == "none" and runner.alg.ppo.config.sequence_length > 1
+    assert not runner.alg.ppo.model.critic.network.is_recurrent
+    obs, reset = torch.randn(5, 2, PLACE), torch.zeros(5, 2, dtype=torch.bool)
+    reset[3, 1] = True
+    features, _ = network({"policy": obs}, network.initial_state(2), reset)
+    assert network.model.hidden is None, "Canter keeps the state"
+    hidden = torch.zeros(1, 2, PLACE)
+    for t in range(5):
+        x, hidden = network.model.gru(obs[t].unsqueeze(0), hidden.masked_fill(reset[t].view(1, 2, 1), 0.0))
+        mean = network.model.last(network.model.mlp(x[0] - network.model.mean))
+        std = network.model.std_param.log().expand_as(mean)
+        torch.testing.assert_close(features[t], torch.cat([mean, std], -1))
 
 
 class RNNModel(Model):
@@ -237,7 +283,7 @@ def test_a_recurrent_class_of_rsl_rl_builds_canters_network():
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("test_own_networks:Recurrent", r"actor\.class_name=Recurrent: it is recurrent.*canter\.register"),
+        ("test_own_networks:SaysItLate", r"actor\.class_name=SaysItLate: is_recurrent must be an attribute"),
         ("test_own_networks:Absent", r"actor\.class_name='test_own_networks:Absent': test_own_networks has no Absent"),
         ("nowhere.models:Net", r"actor\.class_name='nowhere.models:Net': import nowhere before the runner"),
     ],

@@ -51,7 +51,7 @@ def test_the_replay_buffer_is_in_no_file_of_rl_games_and_is_refilled():
     [
         ({"parity": False}, r"algorithm\.std: form=bounded, .* rl_games' SAC has form=tanh"),
         ({"units": [6, 5]}, r"actor\.trunk\.2\.weight: \(4, 6\) in the file, \(5, 6\) by the settings"),
-        ({"units": [6, 4, 4]}, r"do not have the same layers: actor\.trunk\.6\.bias"),
+        ({"units": [6, 4, 4]}, r"the file has no actor\.trunk\.6\.weight, which is actor\.head\.mean\.weight"),
     ],
 )
 def test_other_settings_are_refused_and_change_nothing(options, message):

@@ -1,14 +1,14 @@
-"""Weights, statistics and optimizer state of PPO by the names of a source library.
+"""Weights, statistics and optimizer state by the names of a source library.
 
-A list of links pairs the parameters, in both directions. A source library has one normalizer over
-all concatenated observations, Canter one for each group; its optimizer stores moments by position,
-Canter's by name.
+`NetworkTensors` lists the tensors here that a file holds; its links pair them with the file's, in
+both directions. A source library has one normalizer over all concatenated observations, Canter one
+for each group; its optimizer stores moments by position, Canter's by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -23,28 +23,28 @@ from canter.nn.normalizer import Normalizer
 from canter.nn.optimizer import OptimizerConfig, ParameterGroup
 from canter.nn.rnn import RNN
 
-Rows = tuple[int, int | None]
-ALL: Rows = (0, None)
 StdOf = Literal["scalar", "log"]
 """Meaning of the source library's parameter: the standard deviation, or its logarithm."""
 Moments = tuple[Tensor, Tensor]
 """Adam's running mean and square of a parameter's gradient."""
+View = Callable[[Tensor], Tensor]
+"""Returns the part of a tensor here that a tensor of the file holds, in the file's shape."""
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return the tensor itself."""
+    return tensor
 
 
 @dataclass(frozen=True)
 class Link:
-    """A parameter of the source library and the one here, or some rows of each."""
+    """A parameter of the source library, or the next rows of one, and the one here, or a part of it."""
 
     theirs: str
     ours: str
-    their_rows: Rows = ALL
-    our_rows: Rows = ALL
+    view: View = whole
     std: StdOf | None = None
     """For a standard deviation: the meaning of the source library's number."""
-
-    def of_moments(self) -> Link:
-        """Return the link of the parameter's moments, which are never converted."""
-        return replace(self, std=None)
 
 
 @dataclass(frozen=True)
@@ -119,126 +119,188 @@ def network_links(network: Network, ours: str, hidden: str, rnn: str, norm: str,
         yield Link(f"{hidden}.{name}", f"{ours}.hidden.{name}")
 
 
-def linear_links(theirs: str, ours: str, their_rows: Rows = ALL, our_rows: Rows = ALL) -> list[Link]:
+def linear_links(theirs: str, ours: str, view: View = whole) -> list[Link]:
     """Return the links of the weight and bias of one layer."""
-    return [Link(f"{theirs}.{name}", f"{ours}.{name}", their_rows, our_rows) for name in ("weight", "bias")]
+    return [Link(f"{theirs}.{name}", f"{ours}.{name}", view) for name in ("weight", "bias")]
 
 
-# theirs to ours
-# ------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class NetworkTensors:
+    """The tensors here that a file of the source library holds."""
+
+    parameters: Mapping[str, Tensor]
+    links: Sequence[Link]
+    """In the order of the source library."""
+    normalizers: Sequence[tuple[str, list[Normalizer]]] = ()
+    """Role of the statistics, and the normalizers whose concatenated statistics they are."""
+    groups: Mapping[str, Sequence[ParameterGroup]] = field(default_factory=dict)
+    """Parameter groups of the optimizer of each phase."""
+    log_std: LogStd | None = None
+    """Parameterisation of the standard deviation, if a link is of one."""
+
+    # theirs to ours
+
+    def check(self, weights: Weights, *, strict: bool = True) -> list[tuple[Tensor, Tensor]]:
+        """Return views of the tensors here, each with its value in the file.
+
+        Raise ConfigError for other names, shapes or statistics; without `strict`, tensors that the
+        file lacks are left out.
+        """
+        unlinked = sorted(self.parameters.keys() - {link.ours for link in self.links})
+        if unlinked and strict:
+            raise ConfigError(f"the file has nothing for {', '.join(unlinked)}: it was made with other settings")
+        values = self._values(self.parameters, weights.parameters, strict=strict)
+        for k, own in enumerate(self._moments()):
+            moments = {name: pair[k] for name, pair in weights.moments.items()}
+            values += self._values(own, moments, strict=False, of_moments=True)
+        for role, parts in self.normalizers:
+            check_statistics(parts, weights.statistics.get(role), role)
+        return values
+
+    @torch.no_grad()
+    def load(self, weights: Weights, *, strict: bool = True) -> None:
+        """Load a file's weights, all or none: everything is checked first."""
+        for view, value in self.check(weights, strict=strict):
+            view.copy_(value)
+        for role, parts in self.normalizers:
+            set_statistics(parts, weights.statistics.get(role))
+        for phase, groups in self.groups.items():
+            if phase in weights.optimizers:
+                for group in groups:
+                    set_optimizer_progress(group, weights.optimizers[phase])
+
+    def _values(
+        self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, strict: bool, of_moments: bool = False
+    ) -> list[tuple[Tensor, Tensor]]:
+        found: list[tuple[Tensor, Tensor]] = []
+        for name, links in self._by_name(own).items():
+            here = ", ".join(link.ours for link in links)
+            if name not in theirs and strict:
+                raise ConfigError(f"the file has no {name}, which is {here} here: it was made with other settings")
+            if name not in theirs:
+                continue
+            views = [torch.atleast_1d(link.view(own[link.ours])) for link in links]
+            shape = (sum(len(view) for view in views), *views[0].shape[1:])
+            value = torch.atleast_1d(theirs[name])
+            if value.shape != shape:
+                shapes = f"{tuple(value.shape)} in the file, {shape} by the settings"
+                raise ConfigError(f"{name}: {shapes} ({here})")
+            rows = value.split([len(view) for view in views])
+            for link, view, part in zip(links, views, rows, strict=True):
+                if of_moments and link.std is not None and link.std != self._std.form:
+                    continue  # moments of another number
+                found.append((view, part if of_moments else self._to_ours(link, part)))
+        return found
+
+    def _by_name(self, own: Mapping[str, Tensor]) -> dict[str, list[Link]]:
+        """Return the links by the file's names, without those whose tensors are not among `own`."""
+        named: dict[str, list[Link]] = {}
+        for link in self.links:
+            named.setdefault(link.theirs, []).append(link)
+        return {name: links for name, links in named.items() if all(link.ours in own for link in links)}
+
+    def _moments(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Return Adam's running means and squares of the gradients, by the names here."""
+        found: dict[str, Moments] = {}
+        for groups in self.groups.values():
+            for group in groups:
+                found |= moments_in(group, self.parameters.items())
+        return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
+
+    @property
+    def _std(self) -> LogStd:
+        assert self.log_std is not None
+        return self.log_std
+
+    def _same_number(self, link: Link) -> bool:
+        """Return True if both learn the same number; converting it back and forth would round it."""
+        return link.std is None or (link.std == self._std.form and not self._std.floor)
+
+    def _to_ours(self, link: Link, value: Tensor) -> Tensor:
+        if link.std is None or (link.std == "log" and self._same_number(link)):
+            return value
+        std = value.exp() if link.std == "log" else value
+        if not bool((std > self._std.floor).all()):
+            floor = f"{self._std.floor:g}"
+            raise ConfigError(f"a std of {std.min().item():g} in the file is not above {floor}: it died in training")
+        return self._std.inverse(std)
+
+    # ours to theirs
+
+    @torch.no_grad()
+    def take(self) -> Weights:
+        """Return the weights by the source library's names, in the order of the links, on the CPU."""
+        weights = Weights(parameters=self._joined(self.parameters))
+        means, squares = (self._joined(own, of_moments=True) for own in self._moments())
+        weights.moments = {name: (means[name], squares[name]) for name in means}
+        weights.statistics = {role: found for role, parts in self.normalizers if (found := statistics_of(parts))}
+        for phase, groups in self.groups.items():
+            group = groups[-1]
+            progress = OptimizerProgress(int(group.adam.step.item()), group.learning_rate.item())
+            weights.optimizers[phase] = progress
+        return weights
+
+    def _joined(self, own: Mapping[str, Tensor], *, of_moments: bool = False) -> dict[str, Tensor]:
+        joined: dict[str, Tensor] = {}
+        for name, links in self._by_name(own).items():
+            views = [torch.atleast_1d(link.view(own[link.ours])) for link in links]
+            if not of_moments:
+                views = [self._to_theirs(link, view) for link, view in zip(links, views, strict=True)]
+            joined[name] = torch.cat(views).cpu()
+        return joined
+
+    def _to_theirs(self, link: Link, value: Tensor) -> Tensor:
+        if self._same_number(link):
+            return value
+        log_std = self._std(value)
+        return log_std if link.std == "log" else log_std.exp()
 
 
-@torch.no_grad()
-def load_weights(
-    ppo: PPO, weights: Weights, links: Iterable[Link], parts: Iterable[str] = ("actor", "critic"), strict: bool = True
-) -> None:
-    """Load a file's weights into PPO, all or none: names and shapes are compared first.
-
-    `parts` may leave out the actor or the critic, and may name `optimizer`. Without `strict`,
-    parameters that the file lacks keep their values.
-    """
+def tensors_of(
+    ppo: PPO, links: Iterable[Link], parts: Iterable[str] = ("actor", "critic", "optimizer")
+) -> NetworkTensors:
+    """Return the tensors of some parts of PPO: the actor, the critic, and their optimizers."""
     parts = set(parts)
-    own = _learned(ppo)
-    links = [link for link in links if link.ours in own and _part_of(link.ours) in parts]
-    links = [link for link in links if strict or link.theirs in weights.parameters]
-    values = {name: _joined(name, of, weights.parameters, ppo, own) for name, of in _grouped(links, "ours").items()}
-    missing = sorted(name for name in own if _part_of(name) in parts and name not in values)
-    if missing and strict:
-        raise ConfigError(f"the file has nothing for {', '.join(missing)}: it was made with other settings")
-    normalized = [pair for pair in normalizers_of(ppo) if _part_of(pair[1]) in parts]
-    for normalizers, name in normalized:
-        check_statistics(normalizers, weights.statistics.get(name), name)
-    for name, value in values.items():
-        own[name].copy_(value)
-    for normalizers, name in normalized:
-        set_statistics(normalizers, weights.statistics.get(name))
-    if "optimizer" in parts and weights.moments:
-        _set_moments(ppo, weights, links, own)
-
-
-def _learned(ppo: PPO) -> dict[str, Tensor]:
-    """Return the parameters by name, with a fixed std, which the source libraries save too."""
-    buffers = {name: tensor for name, tensor in ppo.model.named_buffers() if name == "actor.head.raw_std"}
-    return dict(ppo.model.named_parameters()) | buffers
+    fixed = {name: tensor for name, tensor in ppo.model.named_buffers() if name == "actor.head.raw_std"}
+    learned = dict(ppo.model.named_parameters()) | fixed  # the source libraries save a fixed std too
+    own = {name: tensor for name, tensor in learned.items() if _part_of(name) in parts}
+    groups = {phase: [*optimizer.groups.values()] for phase, optimizer in ppo.optimizers.items()}
+    head = ppo.model.actor.head
+    return NetworkTensors(
+        own,
+        [link for link in links if link.ours in own],
+        [pair for pair in normalizers_of(ppo) if _part_of(pair[0]) in parts],
+        groups if "optimizer" in parts else {},
+        head.log_std if isinstance(head, GaussianHead) else None,
+    )
 
 
 def _part_of(name: str) -> str:
     return "actor" if name.partition(".")[0] == "actor" else "critic"
 
 
-def _grouped(links: Iterable[Link], by: Literal["ours", "theirs"]) -> dict[str, list[Link]]:
-    found: dict[str, list[Link]] = {}
-    for link in links:
-        found.setdefault(getattr(link, by), []).append(link)
-    return found
-
-
-def _joined(name: str, links: list[Link], theirs: Mapping[str, Tensor], ppo: PPO, own: Mapping[str, Tensor]) -> Tensor:
-    """Return a parameter here from the linked rows of the file, with its shape checked."""
-    rows: list[Tensor] = []
-    for link in links:
-        if link.theirs not in theirs:
-            raise ConfigError(f"the file has no {link.theirs}, which is {name} here: it was made with other settings")
-        value = torch.atleast_1d(theirs[link.theirs])[slice(*link.their_rows)]
-        if link.std is not None and not (link.std == "log" and _same_number(link, ppo)):
-            value = raw_std(value.exp() if link.std == "log" else value, log_std_of(ppo))
-        rows.append(value)
-    joined = torch.cat(rows)
-    if joined.shape != own[name].shape:
-        source = ", ".join(link.theirs for link in links)
-        raise ConfigError(
-            f"{source}: {tuple(joined.shape)} in the file, {tuple(own[name].shape)} by the settings ({name})"
-        )
-    return joined.to(own[name].dtype)
-
-
-def _same_number(link: Link, ppo: PPO) -> bool:
-    """Return True if the std is the same number in both.
-
-    Converting it to a logarithm and back would round it.
-    """
-    return link.std == log_std_of(ppo).form and not log_std_of(ppo).floor
-
-
-def log_std_of(ppo: PPO) -> LogStd:
-    """Return the parameterisation of the standard deviation."""
-    head = ppo.model.actor.head
-    assert isinstance(head, GaussianHead)
-    return head.log_std
-
-
-def raw_std(std: Tensor, form: LogStd) -> Tensor:
-    """Return the learned number of a standard deviation in this parameterisation."""
-    if not bool((std > form.floor).all()):
-        raise ConfigError(f"a std of {std.min().item():g} in the file is not above {form.floor:g}: it died in training")
-    return form.inverse(std)
-
-
-def normalizers_of(ppo: PPO) -> Iterator[tuple[list[Normalizer], str]]:
-    """Yield the normalizers with statistics, each with its role."""
+def normalizers_of(ppo: PPO) -> Iterator[tuple[str, list[Normalizer]]]:
+    """Yield the role of statistics, and the normalizers with them."""
     for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
         network = part.network if isinstance(part.network, WithHeads) else network_of(part, role)
-        yield [each for each in network.normalizers if isinstance(each, Normalizer)], role
-    head = ppo.model.critic.head.normalizer
-    yield [head] if isinstance(head, Normalizer) else [], "value"
+        yield role, with_statistics(network.normalizers)
+    yield "value", with_statistics([ppo.model.critic.head.normalizer])
 
 
-def check_same(own: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> None:
-    """Raise ConfigError for tensors of other names or shapes than those here."""
-    unmatched = sorted(own.keys() ^ theirs.keys())
-    if unmatched:
-        raise ConfigError(f"file and settings do not have the same layers: {', '.join(unmatched)} in only one of them")
-    for name, tensor in own.items():
-        if theirs[name].shape != tensor.shape:
-            shapes = f"{tuple(theirs[name].shape)} in the file, {tuple(tensor.shape)} by the settings"
-            raise ConfigError(f"{name}: {shapes}")
+def with_statistics(normalizers: Iterable[Any]) -> list[Normalizer]:
+    """Return the normalizers that have statistics."""
+    return [each for each in normalizers if isinstance(each, Normalizer)]
 
 
-def check_moments(own: Mapping[str, Tensor], weights: Weights) -> None:
-    """Raise ConfigError for moments of other shapes than those of the parameters here."""
-    known = {name: pair for name, pair in weights.moments.items() if name in own}
-    for k in (0, 1):
-        check_same({name: own[name] for name in known}, {name: pair[k] for name, pair in known.items()})
+def check_names(
+    weights: Weights, links: Iterable[Link], of: tuple[str, ...] = ("",), spare: tuple[str, ...] = ()
+) -> None:
+    """Raise ConfigError for a parameter without a link, of those whose names start like `of` and not like `spare`."""
+    known = {link.theirs for link in links}
+    unknown = sorted(name for name in weights.parameters if name.startswith(of) and name not in known)
+    unknown = [name for name in unknown if not name.startswith(spare)]
+    if unknown:
+        raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
 
 
 def check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
@@ -267,40 +329,11 @@ def set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
         start = stop
 
 
-def _set_moments(ppo: PPO, weights: Weights, links: list[Link], own: Mapping[str, Tensor]) -> None:
-    """Set Adam's moments.
-
-    Those of a std in another parameterisation stay 0, as they belong to another number.
-    """
-    for phase, group, moments in groups_of(ppo):
-        for name, pair in moments.items():
-            of = [link for link in links if link.ours == name and link.theirs in weights.moments]
-            if not of or (of[0].std is not None and of[0].std != log_std_of(ppo).form):
-                continue
-            for k, moment in enumerate(pair):
-                theirs = {link.theirs: weights.moments[link.theirs][k] for link in of}
-                moment.copy_(_joined(name, [link.of_moments() for link in of], theirs, ppo, own))
-        if phase in weights.optimizers:
-            set_optimizer_progress(group, weights.optimizers[phase])
-
-
 def set_optimizer_progress(group: ParameterGroup, progress: OptimizerProgress) -> None:
     """Set the steps and the learning rate of an optimizer."""
     group.adam.step.fill_(progress.steps)
     if progress.learning_rate is not None:
         group.learning_rate.fill_(progress.learning_rate)
-
-
-def optimizer_progress(group: ParameterGroup) -> OptimizerProgress:
-    """Return the steps and the learning rate of an optimizer."""
-    return OptimizerProgress(int(group.adam.step.item()), group.learning_rate.item())
-
-
-def groups_of(ppo: PPO) -> Iterator[tuple[str, ParameterGroup, dict[str, Moments]]]:
-    """Yield each phase and parameter group with Adam's moments by name, as views."""
-    for phase, optimizer in ppo.optimizers.items():
-        for group in optimizer.groups.values():
-            yield phase, group, moments_in(group, ppo.model.named_parameters())
 
 
 def moments_in(group: ParameterGroup, named: Iterable[tuple[str, Tensor]]) -> dict[str, Moments]:
@@ -330,10 +363,6 @@ def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], Optimi
     return moments, OptimizerProgress(steps, float(rate) if isinstance(rate, int | float | Tensor) else None)
 
 
-# ours to theirs
-# ------------------------------------------------------------------------------------------------------
-
-
 def statistics_of(parts: list[Normalizer]) -> Statistics | None:
     """Return the concatenated statistics of all normalizers of a network."""
     if not parts:
@@ -342,32 +371,6 @@ def statistics_of(parts: list[Normalizer]) -> Statistics | None:
     variance = [part.m2 / part.count if count else torch.ones_like(part.m2) for part in parts]
     mean = torch.cat([part.mean.reshape(-1) for part in parts]).cpu()
     return Statistics(mean, torch.cat([each.reshape(-1) for each in variance]).cpu(), count)
-
-
-@torch.no_grad()
-def take_weights(ppo: PPO, links: list[Link]) -> Weights:
-    """Return PPO's weights by the source library's names, in the order of the links."""
-    own = {name: parameter.detach().cpu() for name, parameter in _learned(ppo).items()}
-    statistics = {name: found for parts, name in normalizers_of(ppo) if (found := statistics_of(parts)) is not None}
-    weights = Weights(statistics=statistics)
-    moments: dict[str, Moments] = {}
-    for phase, group, found in groups_of(ppo):
-        weights.optimizers[phase] = optimizer_progress(group)
-        moments |= {name: (mean.cpu(), square.cpu()) for name, (mean, square) in found.items()}
-    for name, of in _grouped(links, "theirs").items():
-        weights.parameters[name] = torch.cat([_linked_rows(link, own[link.ours], ppo) for link in of])
-        if any(link.ours not in moments for link in of):  # a fixed std
-            continue
-        pairs = [[_linked_rows(link.of_moments(), moments[link.ours][k], ppo) for link in of] for k in (0, 1)]
-        weights.moments[name] = (torch.cat(pairs[0]), torch.cat(pairs[1]))
-    return weights
-
-
-def _linked_rows(link: Link, value: Tensor, ppo: PPO) -> Tensor:
-    if link.std is not None and not _same_number(link, ppo):
-        log_std = log_std_of(ppo)(value)
-        return log_std if link.std == "log" else log_std.exp()
-    return value[slice(*link.our_rows)]
 
 
 def torch_adam(weights: Weights, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:

@@ -186,7 +186,7 @@ def test_later_sources_win(merged, tmp_path, monkeypatch):
     assert plain["algorithm"]["gae_lambda"] == 0.5
     assert plain["algorithm"]["gamma"] == 0.97
     assert plain["seed"] == 5
-    assert merged("--config", str(file), "--seed", "6")["seed"] == 6
+    assert merged("CartPole-v1", "--config", str(file), "--seed", "6")["seed"] == 6
 
 
 def test_the_environment_may_come_from_argument_flag_file_or_preset(merged, tmp_path):
@@ -198,15 +198,26 @@ def test_the_environment_may_come_from_argument_flag_file_or_preset(merged, tmp_
     assert (from_file["env"]["id"], from_file["env"]["num_envs"]) == ("Acrobot-v1", presets["Acrobot"].env.num_envs)
     assert merged("CartPole-v1", "--config", str(file))["env"]["id"] == "CartPole-v1"
     assert merged("--preset", "Hopper")["env"]["id"] == "Hopper-v5"
+    file.write_text("seed: 3\n")
+    assert merged("--preset", "Hopper", "--config", str(file))["env"]["id"] == "Hopper-v5"
     other = merged("tensor:null", "--preset", "Hopper")
     assert (other["env"]["id"], other["algorithm"]["horizon"]) == ("tensor:null", presets["Hopper"].algorithm.horizon)
+
+
+@pytest.mark.parametrize("command", ["train", "check", "sweep"])
+def test_a_settings_file_without_an_environment_trains_nothing(say, tmp_path, command):
+    file = tmp_path / "config.yaml"
+    file.write_text("seed: 3\n")
+    for preset in ([], ["--preset", "none"]):
+        said = say(command, "--config", str(file), *preset)
+        assert f"{file} names no environment (env.id) that is known here: canter train ENV --config {file}" in said
 
 
 def test_flags_reach_every_kind_of_setting(say, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("env: {options: {kept: 1}}\n")
     text = say(
-        "train",
+        *("train", "CartPole-v1"),
         *("--algorithm.optimizer.learning-rate", "1e-3", "--algorithm.gae_lambda=0.5", "--num-envs", "4"),
         *(
             "--algorithm.model.policy.hidden",

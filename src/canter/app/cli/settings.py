@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, get_origin
 
 from canter.app.cli.parser import UsageError
-from canter.app.experiments.settings import base_config, with_overrides
+from canter.app.experiments.settings import NO_PRESET, base_config, with_overrides
 from canter.compat import Imported, import_config, is_foreign
 from canter.config import TrainConfig
 from canter.config.files import ConfigFile, read_config
@@ -37,9 +37,16 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
         named.get("env.id"), arguments.preset, named.get("algorithm.kind"), named.get("device")
     )
     if arguments.config is not None:
+        if "env.id" not in named and arguments.preset in (None, NO_PRESET):
+            raise no_environment(arguments.config)
         config = file.over(config)
         source = f"{source}, changed by {arguments.config}"
     return with_overrides(config, overrides), source
+
+
+def no_environment(file: str) -> UsageError:
+    """Return the error of a settings file without an environment."""
+    return UsageError(f"{file} names no environment (env.id) that is known here: canter train ENV --config {file}")
 
 
 def setting_hints() -> dict[str, Any]:
@@ -86,7 +93,7 @@ def imported_config(arguments: argparse.Namespace, overrides: dict[str, Any]) ->
         raise UsageError(f"--preset {arguments.preset}: {file} was written for another library and stands alone")
     imported = import_settings(arguments, file, overrides.get("env.id"), overrides.get("env.num_envs"))
     if not imported.names_env:
-        raise UsageError(f"{file} names no environment that is known here: canter train ENV --config {file}")
+        raise no_environment(file)
     print(imported.report.text(), file=sys.stderr)
     return with_overrides(imported.config, overrides), f"the settings of {file}, imported"
 

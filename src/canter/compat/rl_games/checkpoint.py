@@ -16,19 +16,19 @@ from canter.algorithms.ppo import PPO
 from canter.compat.layout import check_rl_games, is_impala
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rl_games.own_network import OwnNetwork
-from canter.compat.side_network import SideNetwork
 from canter.compat.weights import (
     Link,
+    NetworkTensors,
     OptimizerProgress,
     Statistics,
     Weights,
+    check_names,
     linear_links,
-    load_weights,
     network_links,
     network_of,
-    normalizers_of,
-    take_weights,
+    tensors_of,
     torch_adam,
+    with_statistics,
 )
 from canter.core.plain import ConfigError
 from canter.core.specs import MultiDiscrete
@@ -45,19 +45,31 @@ def discriminator_of(ppo: PPO) -> AMP | None:
     return next((extension for extension in ppo.extensions if isinstance(extension, AMP)), None)
 
 
-def _side_network(amp: AMP) -> SideNetwork:
-    """Return the discriminator by rl_games' names, in its order; its input has the newest frame first."""
-    named = {f"mlp.{name}": parameter for name, parameter in amp.trunk.named_parameters()}
-    named |= {f"logits.{name}": parameter for name, parameter in amp.logit.named_parameters()}
-    own: dict[str, Tensor] = {f"{DISCRIMINATOR}{name}": parameter for name, parameter in named.items()}
-    (group,) = amp.phase.optimizer.groups.values()
+def tensors_of_amp(amp: AMP) -> NetworkTensors:
+    """Return the discriminator by rl_games' names, in its order."""
+    own = {f"mlp.{name}": parameter for name, parameter in amp.trunk.named_parameters()}
+    own |= {f"logits.{name}": parameter for name, parameter in amp.logit.named_parameters()}
+    links = [Link(f"{DISCRIMINATOR}{name}", name) for name in own]
+    groups = {FRAMES: [*amp.phase.optimizer.groups.values()]}
+    return NetworkTensors(own, links, [(FRAMES, with_statistics([amp.normalizer]))], groups)
 
-    def turn(name: str, value: Tensor) -> Tensor:
-        if name not in (f"{DISCRIMINATOR}mlp.0.weight", FRAMES):
-            return value.clone()
-        return value.unflatten(-1, (amp.config.frames, -1)).flip(-2).flatten(-2)
 
-    return SideNetwork(DISCRIMINATOR, own, {FRAMES: amp.normalizer}, group, turn)
+def flip_frames(weights: Weights, frames: int) -> Weights:
+    """Return the weights of a discriminator that reads the frames in the opposite order: rl_games' newest is first."""
+    first = f"{DISCRIMINATOR}mlp.0.weight"
+
+    def flip(value: Tensor) -> Tensor:
+        return value.unflatten(-1, (frames, -1)).flip(-2).flatten(-2)
+
+    flipped = replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
+    flipped.statistics = dict(weights.statistics)
+    flipped.parameters[first] = flip(weights.parameters[first])
+    if first in weights.moments:
+        mean, square = weights.moments[first]
+        flipped.moments[first] = flip(mean), flip(square)
+    if (found := weights.statistics.get(FRAMES)) is not None:
+        flipped.statistics[FRAMES] = Statistics(flip(found.mean), flip(found.variance), found.count)
+    return flipped
 
 
 NET = "a2c_network"
@@ -202,46 +214,50 @@ def _head(ppo: PPO, head: nn.Module) -> tuple[list[Link], list[Link]]:
     links: list[Link] = []
     start = 0
     for i, n in enumerate(ppo.spec.action.nvec):
-        links += linear_links(f"{NET}.logits.{i}", "actor.head.linear", our_rows=(start, start + n))
+        rows = slice(start, start + n)
+        links += linear_links(f"{NET}.logits.{i}", "actor.head.linear", lambda tensor, rows=rows: tensor[rows])
         start += n
     return links, []
 
 
 def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic", "optimizer")) -> None:
     """Load the weights of a file into PPO."""
-    links = links_of(ppo)
     learns = "optimizer" in parts
     amp = discriminator_of(ppo) if learns else None
-    style = amp and _side_network(amp)
     spare: tuple[str, ...] = ()
-    if style is not None or not learns:  # what acts needs no discriminator
+    if amp is not None or not learns:  # what acts needs no discriminator
         spare += (DISCRIMINATOR,)
     if ppo.config.central_value is not None:
         # The actor's own critic is not used, and exists only with central_value.actor_value.
         spare += (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
-    unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
-    unknown = [name for name in unknown if not name.startswith(spare)]
-    if unknown:
-        raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
+    links = links_of(ppo)
+    check_names(weights, links, spare=spare)
     if ppo.model.shared_trunk:
         weights.statistics.pop("critic", None)
         if "actor" in weights.statistics:
             weights.statistics["critic"] = weights.statistics["actor"]
-    if style is not None:
+    if amp is not None:
+        style = tensors_of_amp(amp)
+        check_names(weights, style.links, of=(DISCRIMINATOR,))
         style.check(weights)
-    for normalizers, role in normalizers_of(ppo):
+    if not weights.moments:
+        parts = tuple(part for part in parts if part != "optimizer")
+    tensors = tensors_of(ppo, links, parts)
+    for role, normalizers in tensors.normalizers:
         found = weights.statistics.get(role)
         if not normalizers and found is not None and _unchanged(found):
             del weights.statistics[role]
-    load_weights(ppo, weights, links, parts)
-    if style is not None:  # rl_games has one Adam for both; the replay buffer is in no file
-        style.load(weights, OptimizerProgress(weights.optimizers["policy"].steps, None))
+    tensors.load(weights)
+    if amp is not None:  # rl_games has one Adam for both; the replay buffer is in no file
+        own = flip_frames(weights, amp.config.frames)
+        own.optimizers[FRAMES] = OptimizerProgress(weights.optimizers["policy"].steps, None)
+        tensors_of_amp(amp).load(own)
 
 
 def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     """Return PPO in the layout of rl_games 1.6: tensors, numbers and None only."""
     check_rl_games(ppo)
-    weights = take_weights(ppo, links_of(ppo))
+    weights = tensors_of(ppo, links_of(ppo)).take()
     central = {name: tensor for name, tensor in weights.parameters.items() if name.startswith(CENTRAL)}
     model = {name: tensor for name, tensor in weights.parameters.items() if name not in central}
     if f"{NET}.value.weight" not in model and not isinstance(ppo.model.actor.network, OwnNetwork):
@@ -265,13 +281,16 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
         tree["assymetric_vf_nets"] = {f"model.{name}": tensor for name, tensor in (stats | own).items()}
         tree["assymetric_vf_optimizer"] = torch_adam(weights, list(central), "central_value", config)
     amp = discriminator_of(ppo)
-    return tree if amp is None else _with_style(tree, _side_network(amp).take("policy"), ppo.config.optimizer)
+    if amp is None:
+        return tree
+    style = flip_frames(tensors_of_amp(amp).take(), amp.config.frames)
+    return _with_style(tree, style, ppo.config.optimizer)
 
 
 def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:
     """Return the file with the discriminator after the policy's parameters, in one Adam."""
     policy = tree["optimizer"]
-    adam = torch_adam(style, list(style.parameters), "policy", config)
+    adam = torch_adam(style, list(style.parameters), FRAMES, config)
     first = len(policy["param_groups"][0]["params"])
     policy["param_groups"][0]["params"] += [first + place for place in adam["param_groups"][0]["params"]]
     policy["state"] |= {first + place: state for place, state in adam["state"].items()}

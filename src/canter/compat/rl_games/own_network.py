@@ -6,7 +6,6 @@ the engine autograd.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
@@ -14,16 +13,13 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from canter.compat.own_module import OwnModule, OwnModuleConfig, announce, by_layer, stacked
 from canter.compat.settings.importing import Imported
 from canter.core.plain import ConfigError
 from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
-from canter.core.struct import Obs, State, tree_map
-from canter.nn.heads import WithHeads
-from canter.nn.mlp import Init
+from canter.core.struct import Obs, State
 from canter.nn.network import select_groups
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
-
-_log = logging.getLogger(__name__)
 
 STAND_IN: dict[str, Any] = {
     "name": "actor_critic",
@@ -43,7 +39,7 @@ def with_stand_in(params: Mapping[str, Any], recurrent: bool) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnNetworkConfig:
+class OwnNetworkConfig(OwnModuleConfig):
     """A builder of the user's, and what rl_games calls it with."""
 
     builder: Callable[..., Any]
@@ -60,17 +56,12 @@ class OwnNetworkConfig:
     reset_on_end: bool = True
     """Reset the recurrent state at the start of an episode."""
 
-    @property
-    def init(self) -> Init:
-        """Return torch's own: no layer follows."""
-        return "default"
-
     def build(self, obs: dict[str, TensorSpec], role: str) -> OwnNetwork:
         """Build the module for these observation groups."""
         return OwnNetwork(self, select_groups(self.obs_groups, obs, role))
 
 
-class OwnNetwork(WithHeads):
+class OwnNetwork(OwnModule):
     """A module of rl_games' form: `forward(obs_dict)` returns mu, sigma, value and states, or logits, value, states.
 
     Features are distribution parameters and the value, `[L, B, P + 1]`.
@@ -94,37 +85,18 @@ class OwnNetwork(WithHeads):
         logits = sum(actions) if isinstance(actions, list) else actions
         self.features = 2 * logits + 1 if self.continuous else logits + 1
 
-    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return parameters and value `[L, B, P + 1]` of `obs` `[L, B, ...]`, and the last state."""
-        features, states = self.unroll(obs, state, reset)
-        return features, tree_map(lambda steps: steps[-1], states)
-
-    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return the same features, and the states after each step, `[L, B, ...]`."""
-        normalized = {
+    def prepare(self, obs: Obs) -> Obs:
+        """Return normalized observations; those of bytes are divided by 255."""
+        return {
             name: normalize(obs[name] / 255 if obs[name].dtype == torch.uint8 else obs[name].float())
             for name, normalize in zip(self.groups, self.normalizers, strict=True)
         }
-        shape = next(iter(normalized.values())).shape[:2]
-        if not self.is_recurrent:
-            features, _ = self._call({name: group.flatten(0, 1) for name, group in normalized.items()}, None)
-            return features.unflatten(0, shape), ()
-        outputs: list[Tensor] = []
-        states: list[State] = []
-        for t in range(shape[0]):
-            if reset is not None and self.reset_on_end:
-                before = reset[t].unsqueeze(-1)
-                state = tree_map(lambda part, ended=before: part.masked_fill(ended, 0.0), state)
-            features, state = self._call({name: group[t] for name, group in normalized.items()}, state)
-            outputs.append(features)
-            states.append(state)
-        return torch.stack(outputs), tree_map(lambda *steps: torch.stack(steps), *states)
 
-    def _call(self, obs: dict[str, Tensor], state: Any) -> tuple[Tensor, State]:
-        """Call the module with one step of `[B, ...]`; return features `[B, P + 1]` and the state."""
+    def call(self, obs: Obs, state: State) -> tuple[Tensor, State]:
+        """Return the features `[B, P + 1]` of `obs` `[B, ...]`, and the next state."""
         given: dict[str, Any] = {
             "obs": obs["policy"] if self.bare else obs,
-            "rnn_states": None if state is None else stacked(state),
+            "rnn_states": stacked(state) if self.is_recurrent else None,
             "is_train": torch.is_grad_enabled(),
             "prev_actions": None,
             "seq_length": 1,
@@ -140,17 +112,11 @@ class OwnNetwork(WithHeads):
         else:
             (logits,) = output
             params = list(logits) if isinstance(logits, list | tuple) else [logits]
-        return torch.cat([*params, value], dim=-1), () if state is None else by_layer(after)
+        return torch.cat([*params, value], dim=-1), by_layer(after) if self.is_recurrent else ()
 
-    def initial_state(self, num_envs: int) -> State:
-        """Return zeros of the shapes of `get_default_rnn_state`; `()` for feed-forward modules."""
-        if not self.is_recurrent:
-            return ()
-        found = self.module.get_default_rnn_state()
-        parts = found if isinstance(found, list | tuple) else (found,)
-        device = next(self.module.parameters()).device
-        zeros = (torch.zeros(len(part), num_envs, part.shape[-1], device=device) for part in parts)
-        return by_layer(tuple(zeros))
+    def default_state(self) -> Any:
+        """Return the module's default state, of any number of environments."""
+        return self.module.get_default_rnn_state()
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
@@ -187,17 +153,6 @@ def make_module(config: OwnNetworkConfig, input_shape: Any) -> Any:
             "register them with persistent=False, or make them parameters"
         )
     return module
-
-
-def stacked(state: Any) -> tuple[Tensor, ...]:
-    """Return `[layers, B, H]` for each part, from a tuple of parts `[B, H]` for each layer."""
-    return tuple(torch.stack([layer[k] for layer in state]) for k in range(len(state[0])))
-
-
-def by_layer(states: Any) -> State:
-    """Return a tuple of parts `[B, H]` for each layer, from `[layers, B, H]` for each part."""
-    parts = states if isinstance(states, list | tuple) else (states,)
-    return tuple(tuple(part[k] for part in parts) for k in range(len(parts[0])))
 
 
 def _actions_num(spec: EnvSpec) -> Any:
@@ -241,8 +196,7 @@ def use_own_network(
     )
     value = replace(model.value_normalizer, rescale=False)
     model = replace(model, policy=own, critic=None, shared_trunk=True, value_normalizer=value)
-    why = "your NetworkBuilder, called as in rl_games; its gradients are those of the engine autograd"
-    _log.warning("params.network.name=%s: %s", name, why)
-    imported.report.add("params.network.name", name, "mapped", "algorithm.model.policy", why)
+    what = "your NetworkBuilder, called as in rl_games"
+    announce(imported, "params.network.name", str(name), "algorithm.model.policy", what)
     algorithm = replace(algorithm, model=model)
     return replace(imported, config=replace(imported.config, algorithm=algorithm))

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig
+from canter.compat.own_module import by_layer, stacked
 from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
 from canter.compat.rl_games.env import RlGamesEnv
-from canter.compat.rl_games.own_network import by_layer, stacked
 from canter.config import TrainConfig
 from canter.core.specs import ACTION_MASK, EnvSpec
 from canter.core.struct import Obs, State

@@ -16,25 +16,23 @@ from canter.algorithms.ppo import PPO
 from canter.compat.layout import check_rsl_rl
 from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
 from canter.compat.rsl_rl.own_model import OwnModel
-from canter.compat.side_network import SideNetwork
 from canter.compat.weights import (
     Link,
+    NetworkTensors,
     Statistics,
     StdOf,
     Weights,
-    check_same,
+    check_names,
     linear_links,
-    load_weights,
-    log_std_of,
     network_links,
     network_of,
-    take_weights,
+    tensors_of,
     torch_adam,
+    with_statistics,
 )
 from canter.core.plain import ConfigError
 from canter.nn.distributions import Beta, Distribution
 from canter.nn.heads import GaussianHead
-from canter.nn.normalizer import IdentityNormalizer
 
 _log = logging.getLogger(__name__)
 
@@ -123,16 +121,17 @@ def curiosity_of(ppo: PPO) -> RND | None:
     return next((extension for extension in ppo.extensions if isinstance(extension, RND)), None)
 
 
-def _side_network(rnd: RND) -> SideNetwork:
+def tensors_of_curiosity(rnd: RND) -> NetworkTensors:
     """Return predictor and target by RSL-RL's names; only the predictor learns."""
-    named: dict[str, Tensor] = {}
+    own: dict[str, Tensor] = {}
     for name, network in (("predictor", rnd.predictor), ("target", rnd.target)):
         layers = [layer for layer in network.modules() if isinstance(layer, nn.Linear)]
         for i, layer in enumerate(layers):
-            named |= {f"{CURIOSITY}{name}.{2 * i}.weight": layer.weight, f"{CURIOSITY}{name}.{2 * i}.bias": layer.bias}
-    bonus = rnd.bonus_statistics if rnd.config.normalize_bonus else IdentityNormalizer()
-    (group,) = rnd.phase.optimizer.groups.values()
-    return SideNetwork(CURIOSITY, named, {"rnd": rnd.normalizer, "rnd bonus": bonus}, group)
+            own |= {f"{CURIOSITY}{name}.{2 * i}.weight": layer.weight, f"{CURIOSITY}{name}.{2 * i}.bias": layer.bias}
+    bonus = [rnd.bonus_statistics] if rnd.config.normalize_bonus else []
+    normalizers = [("rnd", with_statistics([rnd.normalizer])), ("rnd bonus", with_statistics(bonus))]
+    groups = {"rnd": [*rnd.phase.optimizer.groups.values()]}
+    return NetworkTensors(own, [Link(name, name) for name in own], normalizers, groups)
 
 
 def _add_curiosity(weights: Weights, tree: Mapping[str, Any]) -> None:
@@ -149,7 +148,7 @@ def _add_curiosity(weights: Weights, tree: Mapping[str, Any]) -> None:
 
 def _dump_curiosity(rnd: RND) -> dict[str, Any]:
     """Return predictor, target, statistics and optimizer in RSL-RL's layout."""
-    weights = _side_network(rnd).take("rnd")
+    weights = tensors_of_curiosity(rnd).take()
     state = dict(weights.parameters)
     for at, role in CURIOUS.items():
         if (found := weights.statistics.get(role)) is not None:
@@ -207,15 +206,12 @@ def _actor_head(actor: nn.Module, distribution: Distribution, behind: str, std: 
         return linear_links(behind, "actor.head.linear"), []
     if not isinstance(head, GaussianHead):
         raise ConfigError("RSL-RL's policies are Gaussian or beta: there are no other actions in its files")
-    dim = head.mean.out_features
     if isinstance(head.raw_std, Tensor):
         of = "log" if std == LOG_STD else "scalar"
         return linear_links(behind, "actor.head.mean"), [Link(std, "actor.head.raw_std", std=of)]
     if head.log_std.form not in ("scalar", "log"):
         raise ConfigError(f"std.form={head.log_std.form} of a std from the network is not RSL-RL's: use scalar or log")
-    mean = linear_links(behind, "actor.head.mean", (0, dim))
-    std_rows = linear_links(behind, "actor.head.raw_std", (dim, 2 * dim))
-    return [link for pair in zip(mean, std_rows, strict=True) for link in pair], []
+    return linear_links(behind, "actor.head.mean") + linear_links(behind, "actor.head.raw_std"), []
 
 
 def load(
@@ -227,23 +223,23 @@ def load(
 ) -> None:
     """Load the weights of a file into PPO; without `strict`, those that have a place."""
     links = links_of(ppo, LOG_STD if LOG_STD in weights.parameters else STD)
-    curious = any(name.startswith(CURIOSITY) for name in weights.parameters)
-    unknown = sorted(set(weights.parameters) - {link.theirs for link in links})
-    unknown = [name for name in unknown if not name.startswith(CURIOSITY)]  # RSL-RL loads it only where it is used
-    if unknown and strict and {"actor", "critic"} <= set(parts):
-        raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
+    if strict and {"actor", "critic"} <= set(parts):
+        check_names(weights, links, spare=(CURIOSITY,))  # RSL-RL loads it only where it is used
     buffers = {name: x for name, x in own_buffers(ppo).items() if name.partition(".")[0] in parts}
-    if strict:
-        check_same(buffers, {name: x for name, x in weights.buffers.items() if name in buffers})
+    own = NetworkTensors(buffers, [Link(name, name) for name in buffers])
+    own.check(Weights(weights.buffers), strict=strict)
     rnd = curiosity_of(ppo) if "rnd" in parts else None
-    side = _side_network(rnd) if rnd is not None and curious else None
-    if side is not None:
+    side: NetworkTensors | None = None
+    if rnd is not None and any(name.startswith(CURIOSITY) for name in weights.parameters):
+        side = tensors_of_curiosity(rnd)
+        check_names(weights, side.links, of=(CURIOSITY,))
         side.check(weights)
-    load_weights(ppo, weights, links, parts, strict)
-    for name, buffer in buffers.items():
-        buffer.copy_(weights.buffers.get(name, buffer))
+    if not weights.moments:
+        parts = tuple(part for part in parts if part != "optimizer")
+    tensors_of(ppo, links, parts).load(weights, strict=strict)
+    own.load(Weights(weights.buffers), strict=strict)
     if side is not None:
-        side.load(weights, weights.optimizers["rnd"])
+        side.load(weights)
     elif rnd is not None:
         _log.warning("the file has no rnd_state_dict: predictor and target of the curiosity restart")
 
@@ -254,9 +250,10 @@ def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5, std: 
     `std` is the `std_type` of the settings that load the file; None for that of PPO's std.
     """
     check_rsl_rl(ppo, generation)
-    if std is None and isinstance(ppo.model.actor.head, GaussianHead) and log_std_of(ppo).form == "log":
+    head = ppo.model.actor.head
+    if std is None and isinstance(head, GaussianHead) and head.log_std.form == "log":
         std = "log"
-    weights = take_weights(ppo, links_of(ppo, LOG_STD if std == "log" else STD))
+    weights = tensors_of(ppo, links_of(ppo, LOG_STD if std == "log" else STD)).take()
     names = [name for first in ORDERS.get(generation, ("",)) for name in weights.parameters if name.startswith(first)]
     if len(names) < len(weights.parameters):
         raise ConfigError(f"generation={generation}: RSL-RL has had policies with this encoder since 4.0")

@@ -1,13 +1,12 @@
 """Models of the user's, written for RSL-RL 5 (`class_name` of `actor` or `critic`), as networks of Canter.
 
 L steps, B sequences, A action components. The model has its own normalizer, last layer and
-distribution; it is trained by the engine autograd.
+distribution.
 """
 
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
@@ -17,16 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from canter.compat.own_module import OwnModule, OwnModuleConfig, announce, by_layer, stacked
 from canter.compat.settings.importing import Imported
 from canter.compat.settings.rsl_rl_network import NETWORK_CLASSES, class_name, generation_of
 from canter.core.plain import ConfigError
 from canter.core.specs import EnvSpec, TensorSpec
 from canter.core.struct import Obs, State
 from canter.envs.imports import is_allowed
-from canter.nn.heads import WithHeads
-from canter.nn.mlp import Init
-
-_log = logging.getLogger(__name__)
 
 ROLES = ("actor", "critic")
 
@@ -62,13 +58,23 @@ def _class_of(given: Any, key: str) -> Callable[..., Any]:
 
 def with_stand_ins(train_cfg: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return settings with a network that Canter knows in place of each of the user's."""
-    distribution = {"distribution_cfg": (train_cfg.get("actor") or {}).get("distribution_cfg")}
-    stand_in = {"class_name": "MLPModel", "hidden_dims": [1]}
-    return {**train_cfg, **{role: stand_in | (distribution if role == "actor" else {}) for role in own}}
+    known = dict(train_cfg)
+    for role, cls in own.items():
+        known[role] = {"class_name": "MLPModel", "hidden_dims": [1]}
+        if is_recurrent(cls):
+            known[role] |= {"class_name": "RNNModel", "rnn_hidden_dim": 1}
+    if "actor" in own:
+        known["actor"]["distribution_cfg"] = train_cfg["actor"].get("distribution_cfg")
+    return known
+
+
+def is_recurrent(cls: Callable[..., Any]) -> bool:
+    """Return True for a class of models with a recurrent state."""
+    return bool(getattr(cls, "is_recurrent", False))
 
 
 @dataclass(frozen=True, kw_only=True)
-class OwnModelConfig:
+class OwnModelConfig(OwnModuleConfig):
     """A model class of the user's, and what RSL-RL calls it with."""
 
     cls: Callable[..., Any]
@@ -82,17 +88,12 @@ class OwnModelConfig:
     container: Callable[..., Any] | None
     """TensorDict, if the environment's observations are one."""
 
-    @property
-    def init(self) -> Init:
-        """Return torch's own: no layer follows."""
-        return "default"
-
     def build(self, obs: dict[str, TensorSpec], role: str) -> OwnModel:
         """Build the model for these observation groups."""
         return OwnModel(self, obs)
 
 
-class OwnModel(WithHeads):
+class OwnModel(OwnModule):
     """A model of RSL-RL's form: features are mean and log of the std `[L, B, 2A]`, or values `[L, B, 1]`."""
 
     def __init__(self, config: OwnModelConfig, obs: dict[str, TensorSpec]) -> None:
@@ -109,44 +110,48 @@ class OwnModel(WithHeads):
         name = getattr(config.cls, "__name__", "")
         if not isinstance(self.model, nn.Module):
             raise ConfigError(f"{config.role}.class_name={name}: made a {type(self.model).__name__}, not a Module")
-        if self.model.is_recurrent:
-            raise ConfigError(
-                f"{config.role}.class_name={name}: it is recurrent; write it as a network of Canter, "
-                "canter.register('network', NAME), docs/extending.md"
-            )
+        self.is_recurrent = is_recurrent(config.cls)
+        if self.is_recurrent != bool(self.model.is_recurrent):
+            raise ConfigError(f"{config.role}.class_name={name}: is_recurrent must be an attribute of the class")
+        self.first_state: Any = None
+        if self.is_recurrent:
+            with torch.no_grad():
+                self.model(self._batch(zeros, 2))
+            self.first_state = self._leave()
         self.features = config.outputs * (2 if config.role == "actor" else 1)
 
     def _batch(self, obs: Obs, count: int) -> Any:
         return obs if self.container is None else self.container(obs, batch_size=[count])
 
-    def _flat(self, obs: Obs) -> tuple[Any, torch.Size]:
-        """Return the groups of `[L, B, ...]` as one batch, and its shape before."""
-        shape = obs[self.groups[0]].shape[:2]
-        flat = {name: obs[name].flatten(0, 1) for name in self.groups}
-        return self._batch(flat, shape[0] * shape[1]), shape
-
-    def forward(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return the features `[L, B, ...]` of `obs` `[L, B, ...]`, and the state `()`."""
-        batch, shape = self._flat(obs)
+    def call(self, obs: Obs, state: State) -> tuple[Tensor, State]:
+        """Return the features `[B, ...]` of `obs` `[B, ...]`, and the next state."""
+        if self.is_recurrent:
+            before = stacked(state)
+            self.model.reset(hidden_state=before if len(before) > 1 else before[0])
+        batch = self._batch(obs, len(obs[self.groups[0]]))
         if self.role == "critic":
-            return self.model(batch).unflatten(0, shape), ()
-        self.model(batch, stochastic_output=True)
-        mean = self.model.output_mean
-        params = torch.cat([mean, self.model.output_std.expand_as(mean).log()], dim=-1)
-        return params.unflatten(0, shape), ()
+            features = self.model(batch)
+        else:
+            self.model(batch, stochastic_output=True)
+            mean = self.model.output_mean
+            features = torch.cat([mean, self.model.output_std.expand_as(mean).log()], dim=-1)
+        return features, by_layer(self._leave()) if self.is_recurrent else ()
 
-    def unroll(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, State]:
-        """Return the same: there is no state."""
-        return self(obs, state, reset)
+    def _leave(self) -> Any:
+        """Return the model's recurrent state and reset it: Canter keeps states."""
+        state = self.model.get_hidden_state()
+        self.model.reset()
+        return state
 
-    def initial_state(self, num_envs: int) -> State:
-        """Return `()`: the model is feed-forward."""
-        return ()
+    def default_state(self) -> Any:
+        """Return the state after a step of zeros, for its shapes."""
+        return self.first_state
 
     def update_statistics(self, obs: Obs, valid: Tensor) -> None:
         """Update the model's normalizer with `obs` `[T, N, ...]`; all samples of RSL-RL's are valid."""
         if hasattr(self.model, "update_normalization"):
-            self.model.update_normalization(self._flat(obs)[0])
+            flat = {name: obs[name].flatten(0, 1) for name in self.groups}
+            self.model.update_normalization(self._batch(flat, valid.numel()))
 
     def buffers_of_file(self) -> dict[str, Tensor]:
         """Return the entries of a model's file other than its parameters."""
@@ -179,8 +184,7 @@ def use_own_models(
         )
         field = "policy" if role == "actor" else "critic"
         algorithm = replace(algorithm, model=replace(algorithm.model, **{field: config}))
-        why = "your model, called as in RSL-RL; its gradients are those of the engine autograd"
+        what = "your model, called as in RSL-RL"
         name = getattr(cls, "__name__", str(cls))
-        imported.report.add(f"{role}.class_name", name, "mapped", f"algorithm.model.{field}", why)
-        _log.warning("%s.class_name=%s: %s", role, name, why)
+        announce(imported, f"{role}.class_name", name, f"algorithm.model.{field}", what)
     return replace(imported, config=replace(imported.config, algorithm=algorithm))

@@ -156,10 +156,13 @@ class Imported:
 
     config: TrainConfig
     report: ImportReport
-    names_env: bool
-    """The environment is known; otherwise its id in `config` is only the default."""
     population: Population | None = None
     """Population-based training in rl_games' section `pbt`."""
+
+    @property
+    def names_env(self) -> bool:
+        """The source or the caller named the environment; otherwise its id is empty."""
+        return self.config.env.id != ""
 
     @property
     def deviations(self) -> ImportReport:
@@ -167,7 +170,7 @@ class Imported:
         return self.report
 
     def plain(self) -> dict[str, Any]:
-        """Return the settings as plain data, without an environment id that is only the default."""
+        """Return the settings as plain data, without an empty environment id."""
         plain = to_plain(self.config)
         if not self.names_env:
             del plain["env"]["id"]
@@ -216,7 +219,8 @@ def import_config(
     run.finish_report()
     for key in twice:
         run.root.difference(f"{key} is in the file twice; the last one counts, as in the source library")
-    return Imported(run.config(), run.report, "env.id" in run.settings, population)
+    run.settings.setdefault("env.id", "")
+    return Imported(run.config(), run.report, population)
 
 
 def is_foreign(tree: Mapping[str, Any]) -> bool:

@@ -163,6 +163,5 @@ def _explained(env_id: str) -> Iterator[None]:
         module, package = NAMESPACES.get(namespace, ("gymnasium", ""))
         if find_spec(module) is None:
             raise ImportError(f'{env_id}: pip install "{package}" brings {namespace}/... ({error})') from error
-        raise UserError(
-            f"unknown Gymnasium environment {env_id!r}: {nearest(name, gymnasium.registry)} ({error})"
-        ) from error
+        what = f"unknown Gymnasium environment {env_id!r}" if env_id else "env.id: the settings name no environment"
+        raise UserError(f"{what}: {nearest(name, gymnasium.registry)} ({error})") from error
