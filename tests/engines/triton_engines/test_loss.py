@@ -37,7 +37,7 @@ def random_params(distribution):
 @pytest.mark.parametrize("distribution", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("value_clip", [None, 0.2])
 def test_the_loss_and_its_gradients(distribution, value_clip):
-    from canter.engines.triton.loss import count_true, fused_loss
+    from canter.engines.triton.loss import fused_loss
     from canter.engines.triton.policies import Bound, policy_of
 
     old, new = random_params(distribution)
@@ -58,7 +58,7 @@ def test_the_loss_and_its_gradients(distribution, value_clip):
         if dtype == torch.float32:
             loss, means = fused_loss(
                 policy_of(distribution), params, values, action=a, old_params=o, advantage=adv, old_value=ov,
-                return_=ret, valid=mask, count=count_true(mask), clip_ratio=0.2, value_clip=value_clip,
+                return_=ret, valid=mask, clip_ratio=0.2, value_clip=value_clip,
                 value_coef=0.7, entropy_coef=torch.tensor(0.13).to(DEVICE),
                 bound=Bound(form, 0.2, 0.3, units.to(DEVICE)),
             )  # fmt: skip
@@ -84,7 +84,7 @@ def test_the_loss_and_its_gradients(distribution, value_clip):
 
 @pytest.mark.parametrize("distribution", POLICIES.values(), ids=POLICIES)
 def test_equal_parameters_have_a_ratio_of_exactly_one(distribution):
-    from canter.engines.triton.loss import count_true, fused_loss
+    from canter.engines.triton.loss import fused_loss
     from canter.engines.triton.policies import Bound, policy_of
 
     old, new = random_params(distribution)
@@ -95,7 +95,7 @@ def test_equal_parameters_have_a_ratio_of_exactly_one(distribution):
         _, means = fused_loss(
             policy_of(distribution), params.to(DEVICE), ones, action=distribution.sample(old).to(DEVICE),
             old_params=old.to(DEVICE), advantage=ones, old_value=ones, return_=ones, valid=valid,
-            count=count_true(valid), clip_ratio=0.0, value_clip=None, value_coef=0.7,
+            clip_ratio=0.0, value_clip=None, value_coef=0.7,
             entropy_coef=torch.tensor(0.13).to(DEVICE), bound=Bound(0, 0.0, 0.0, ones[:0]),
         )  # fmt: skip
         return means[3:5].tolist()

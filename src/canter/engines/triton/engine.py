@@ -26,7 +26,7 @@ from canter.engines.triton.chain import Layers
 from canter.engines.triton.kernels.gaussian_params import FORMS, draw
 from canter.engines.triton.kernels.linear import kind_of
 from canter.engines.triton.learn import COUNT, Learner, Samples
-from canter.engines.triton.loss import count_true, fused_loss
+from canter.engines.triton.loss import fused_loss
 from canter.engines.triton.policies import BOUND_FORMS, MAX_CHOICES, bound_of, policy_of
 from canter.functional.densities import StdForm
 from canter.functional.statistics import masked_mean
@@ -115,7 +115,6 @@ class LayersEngine(AutogradEngine):
             old_value=batch.value,
             return_=batch.return_,
             valid=batch.valid,
-            count=count_true(batch.valid),
             clip_ratio=self.loss.clip_ratio,
             value_clip=clip_of(self.loss),
             value_coef=self.loss.value_coef,

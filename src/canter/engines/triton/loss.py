@@ -24,22 +24,6 @@ TERMS = 6
 
 
 @triton.jit
-def _count(valid_ptr, count_ptr, M, TILE: tl.constexpr):
-    total = tl.zeros((TILE,), tl.int32)
-    for start in range(0, M, TILE):
-        rows = start + tl.arange(0, TILE)
-        total += tl.load(valid_ptr + rows, mask=rows < M, other=0).to(tl.int32)
-    tl.store(count_ptr, tl.sum(total, 0).to(tl.float32))
-
-
-def count_true(valid: Tensor) -> Tensor:
-    """Return the number of elements that are True, 0-d float32."""
-    count = torch.empty((), device=valid.device)
-    _count[(1,)](valid.contiguous().view(torch.uint8), count, valid.numel(), TILE=8192, num_warps=8)
-    return count
-
-
-@triton.jit
 def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
     """Return half the squared error and its derivative.
 
@@ -60,7 +44,7 @@ def _value_error(value, old_value, target, value_clip, CLIPPED: tl.constexpr):
 @triton.jit
 def _loss(
     params_ptr, value_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr,
-    valid_ptr, count_ptr, entropy_coef_ptr, units_ptr, sums_ptr, d_params_ptr, d_value_ptr,
+    valid_ptr, entropy_coef_ptr, units_ptr, sums_ptr, d_params_ptr, d_value_ptr,
     M, clip_ratio, log_volume, bound_coef, bound_limit, value_clip, value_coef,
     CLIPPED_VALUE: tl.constexpr, A: tl.constexpr, NVEC: tl.constexpr, NODES: tl.constexpr, BOUND: tl.constexpr,
     TILE: tl.constexpr, TILE_A: tl.constexpr,
@@ -87,37 +71,43 @@ def _loss(
         CLIPPED_VALUE,
     )
     valid = tl.load(valid_ptr + rows, mask=inside, other=0) != 0
-    # Without valid samples everything is filled with zeros below.
-    weight = 1.0 / tl.maximum(tl.load(count_ptr), 1e-9)
     # Filled, not multiplied: a NaN in an invalid sample must not come through.
-    tl.store(d_params_ptr + where, tl.where(valid[:, None], weight * d_first, 0.0), mask=both)
+    tl.store(d_params_ptr + where, tl.where(valid[:, None], d_first, 0.0), mask=both)
     if len(NVEC) == 0:
-        tl.store(d_params_ptr + where + A, tl.where(valid[:, None], weight * d_log_std, 0.0), mask=both)
-    tl.store(d_value_ptr + rows, tl.where(valid, weight * value_coef * d_value, 0.0), mask=inside)
-    tl.store(sums_ptr + block * 6 + 0, tl.sum(tl.where(valid, surrogate, 0.0), 0))
-    tl.store(sums_ptr + block * 6 + 1, tl.sum(tl.where(valid, value_loss, 0.0), 0))
-    tl.store(sums_ptr + block * 6 + 2, tl.sum(tl.where(valid, entropy, 0.0), 0))
-    tl.store(sums_ptr + block * 6 + 3, tl.sum(tl.where(valid, kl, 0.0), 0))
-    tl.store(sums_ptr + block * 6 + 4, tl.sum(tl.where(valid, was_clipped, 0.0), 0))
-    tl.store(sums_ptr + block * 6 + 5, tl.sum(tl.where(valid, bound, 0.0), 0))
+        tl.store(d_params_ptr + where + A, tl.where(valid[:, None], d_log_std, 0.0), mask=both)
+    tl.store(d_value_ptr + rows, tl.where(valid, value_coef * d_value, 0.0), mask=inside)
+    sums_ptr += block * 7
+    tl.store(sums_ptr, tl.sum(tl.where(valid, surrogate, 0.0), 0))
+    tl.store(sums_ptr + 1, tl.sum(tl.where(valid, value_loss, 0.0), 0))
+    tl.store(sums_ptr + 2, tl.sum(tl.where(valid, entropy, 0.0), 0))
+    tl.store(sums_ptr + 3, tl.sum(tl.where(valid, kl, 0.0), 0))
+    tl.store(sums_ptr + 4, tl.sum(tl.where(valid, was_clipped, 0.0), 0))
+    tl.store(sums_ptr + 5, tl.sum(tl.where(valid, bound, 0.0), 0))
+    tl.store(sums_ptr + 6, tl.sum(valid.to(tl.float32), 0))
 
 
 @triton.jit
 def _finish(
-    sums_ptr, count_ptr, entropy_coef_ptr, means_ptr, loss_ptr, blocks, value_coef, bound_coef, TILE: tl.constexpr
+    sums_ptr, entropy_coef_ptr, means_ptr, loss_ptr, weight_ptr, blocks, value_coef, bound_coef, TILE: tl.constexpr
 ):  # fmt: skip
-    """Compute the means of all terms from the sums of blocks, in a fixed order, and the loss."""
+    """Compute the means of all terms from the sums of blocks, in a fixed order, and the loss.
+
+    The weight of a sample is one over their number.
+    """
     terms = tl.arange(0, 8)
     total = tl.zeros((8,), tl.float32)
     for start in range(0, blocks, TILE):
         rows = start + tl.arange(0, TILE)
-        inside = (rows < blocks)[:, None] & (terms < 6)[None, :]
-        total += tl.sum(tl.load(sums_ptr + rows[:, None] * 6 + terms[None, :], mask=inside, other=0.0), 0)
-    means = total / tl.maximum(tl.load(count_ptr), 1e-9)
+        inside = (rows < blocks)[:, None] & (terms < 7)[None, :]
+        total += tl.sum(tl.load(sums_ptr + rows[:, None] * 7 + terms[None, :], mask=inside, other=0.0), 0)
+    # Without valid samples all sums and gradients are zero.
+    weight = 1.0 / tl.maximum(tl.sum(tl.where(terms == 6, total, 0.0), 0), 1e-9)
+    means = total * weight
     tl.store(means_ptr + terms, means, mask=terms < 6)
     weights = tl.where(terms == 0, 1.0, tl.where(terms == 1, value_coef, 0.0))
     weights = tl.where(terms == 2, -tl.load(entropy_coef_ptr), tl.where(terms == 5, bound_coef, weights))
     tl.store(loss_ptr, tl.sum(means * weights, 0))
+    tl.store(weight_ptr, weight)
 
 
 class _FusedLoss(torch.autograd.Function):
@@ -125,27 +115,28 @@ class _FusedLoss(torch.autograd.Function):
     def forward(
         ctx: Any, params: Tensor, value: Tensor, samples: tuple[Tensor, ...], policy: Policy, numbers: tuple[Any, ...]
     ) -> tuple[Tensor, Tensor]:
-        clip_ratio, value_clip, value_coef, entropy_coef, count, bound = numbers
+        clip_ratio, value_clip, value_coef, entropy_coef, bound = numbers
         m = value.numel()
         tile_a = max(2, triton.next_power_of_2(policy.columns))
         tile = max(1, min(TILE, ROOM // tile_a))
         blocks = triton.cdiv(m, tile)
-        sums = params.new_empty(blocks, TERMS)
+        sums = params.new_empty(blocks, TERMS + 1)
         # In one tensor, so that one multiplication scales both.
         gradient = params.new_empty(params.numel() + m)
         d_params = gradient[: params.numel()]
         d_value = gradient[params.numel() :]
         _loss[(blocks,)](
-            params, value, *samples, count, entropy_coef, bound.units, sums, d_params, d_value,
+            params, value, *samples, entropy_coef, bound.units, sums, d_params, d_value,
             m, clip_ratio, policy.log_volume, bound.coef, bound.limit, value_clip or 0.0, value_coef,
             CLIPPED_VALUE=value_clip is not None, BOUND=bound.form, **policy.constants,
             TILE=tile, TILE_A=tile_a, num_warps=4,
         )  # fmt: skip
         ctx.shapes = params.shape, value.shape
-        ctx.save_for_backward(gradient)
         means = params.new_empty(TERMS)
         loss = params.new_empty(())
-        _finish[(1,)](sums, count, entropy_coef, means, loss, blocks, value_coef, bound.coef, TILE=256)
+        weight = params.new_empty(())
+        _finish[(1,)](sums, entropy_coef, means, loss, weight, blocks, value_coef, bound.coef, TILE=256)
+        ctx.save_for_backward(gradient, weight)
         ctx.mark_non_differentiable(means)
         ctx.set_materialize_grads(False)
         return loss, means
@@ -153,9 +144,9 @@ class _FusedLoss(torch.autograd.Function):
     @staticmethod
     @once_differentiable  # the gradients are constants: a second derivative must fail instead of being zero
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = ctx.saved_tensors
+        gradient, weight = ctx.saved_tensors
         params, value = ctx.shapes
-        d_params, d_value = (gradient * gradients[0]).split([params.numel(), value.numel()])
+        d_params, d_value = (gradient * (weight * gradients[0])).split([params.numel(), value.numel()])
         return d_params.view(params), d_value.view(value), None, None, None
 
 
@@ -170,19 +161,18 @@ def fused_loss(
     old_value: Tensor,
     return_: Tensor,
     valid: Tensor,
-    count: Tensor,
     clip_ratio: float,
     value_clip: float | None,
     value_coef: float,
     entropy_coef: Tensor,
     bound: Bound,
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, 0-d, and the means `[6]` of all `TERMS` over `count` samples.
+    """Return the loss, 0-d, and the means `[6]` of all `TERMS` over the valid samples.
 
     Samples as in PPO's batch, `[..., P]`, those of the action, and `[...]`; `value_clip` None is
     half the squared error. Ratios are those to `old_params`.
     """
     samples = (action, old_params, advantage, old_value, return_, valid.view(torch.uint8))
-    numbers = (clip_ratio, value_clip, value_coef, entropy_coef, count, bound)
+    numbers = (clip_ratio, value_clip, value_coef, entropy_coef, bound)
     contiguous = tuple(tensor.contiguous() for tensor in samples)
     return _FusedLoss.apply(params.contiguous(), value.contiguous(), contiguous, policy, numbers)

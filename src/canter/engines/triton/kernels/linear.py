@@ -129,13 +129,17 @@ def _slope(y, KIND: tl.constexpr):
 
 
 @triton.jit
-def _forward(
-    x_ptr, w_ptr, b_ptr, y_ptr, M, N, K,
-    KIND: tl.constexpr, BF16: tl.constexpr, TF32: tl.constexpr,
+def _product(
+    x_ptr, w_ptr, side_ptr, y_ptr, sums_ptr, M, N, K, sums_stride,
+    KIND: tl.constexpr, BACK: tl.constexpr, SUMS: tl.constexpr, BF16: tl.constexpr, TF32: tl.constexpr,
     TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
 ):  # fmt: skip
-    """`y[M, N] = act(x[M, K] @ w[N, K].T + b)`."""
-    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    """`y[M, N] = act(x[M, K] @ w[N, K].T + side[N])`.
+
+    With `BACK`, `y = (x @ w.T) * act'(side[M, N])`, and with `SUMS` also its column sums.
+    """
+    block = tl.program_id(0)
+    rows = block * TILE_M + tl.arange(0, TILE_M)
     columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
     total = tl.zeros((TILE_M, TILE_N), tl.float32)
     for start in range(0, K, TILE_K):
@@ -150,36 +154,14 @@ def _forward(
             x = x.to(tl.bfloat16)
             w = w.to(tl.bfloat16)
         total = tl.dot(x, w, total, input_precision="tf32" if TF32 else "ieee")
-    total += tl.load(b_ptr + columns, mask=columns < N, other=0.0)[None, :]
-    inside = (rows < M)[:, None] & (columns < N)[None, :]
-    tl.store(y_ptr + rows[:, None] * N + columns[None, :], _activate(total, KIND), mask=inside)
-
-
-@triton.jit
-def _input_gradient(
-    d_ptr, w_ptr, h_ptr, out_ptr, sums_ptr, M, N, K, sums_stride,
-    KIND: tl.constexpr, SUMS: tl.constexpr, TF32: tl.constexpr,
-    TILE_M: tl.constexpr, TILE_N: tl.constexpr, TILE_K: tl.constexpr,
-):  # fmt: skip
-    """`out[M, N] = (d[M, K] @ w[N, K].T) * act'(h[M, N])`, with `SUMS` also column sums."""
-    block = tl.program_id(0)
-    rows = block * TILE_M + tl.arange(0, TILE_M)
-    columns = tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)
-    total = tl.zeros((TILE_M, TILE_N), tl.float32)
-    for start in range(0, K, TILE_K):
-        inner = start + tl.arange(0, TILE_K)
-        d = tl.load(
-            d_ptr + rows[:, None] * K + inner[None, :], mask=(rows < M)[:, None] & (inner < K)[None, :], other=0.0
-        )
-        w = tl.load(
-            w_ptr + columns[None, :] * K + inner[:, None], mask=(columns < N)[None, :] & (inner < K)[:, None], other=0.0
-        )
-        total = tl.dot(d, w, total, input_precision="tf32" if TF32 else "ieee")
     inside = (rows < M)[:, None] & (columns < N)[None, :]
     where = rows[:, None] * N + columns[None, :]
-    if KIND != 0:
-        total *= _slope(tl.load(h_ptr + where, mask=inside, other=0.0).to(tl.float32), KIND)
-    tl.store(out_ptr + where, total, mask=inside)
+    if not BACK:
+        total += tl.load(side_ptr + columns, mask=columns < N, other=0.0)[None, :]
+        total = _activate(total, KIND)
+    elif KIND != 0:
+        total *= _slope(tl.load(side_ptr + where, mask=inside, other=0.0).to(tl.float32), KIND)
+    tl.store(y_ptr + where, total, mask=inside)
     if SUMS:
         sums = tl.sum(tl.where(inside, total, 0.0), 0)
         tl.store(sums_ptr + block * sums_stride + columns, sums, mask=columns < N)
@@ -258,14 +240,21 @@ def _tf32() -> bool:
 
 def _layer(x: Tensor, weight: Tensor, bias: Tensor, kind: int, dtype: torch.dtype, kept: torch.dtype) -> Tensor:
     """Return the output of one layer in dtype `kept`, with factors of `dtype`."""
-    m = x.shape[0]
-    n, k = weight.shape
-    tiles = _tiles(weight.shape[0])
-    y = x.new_empty(m, n, dtype=kept)
-    grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
-    rounded = dtype == torch.bfloat16
-    _forward[grid](x, weight, bias, y, m, n, k, KIND=kind, BF16=rounded, TF32=_tf32(), **tiles)
+    y = x.new_empty(x.shape[0], weight.shape[0], dtype=kept)
+    _multiply(x, weight, bias, y, None, _tiles(weight.shape[0]), KIND=kind, BACK=False, BF16=dtype == torch.bfloat16)
     return y
+
+
+def _multiply(
+    x: Tensor, weight: Tensor, side: Tensor, y: Tensor, sums: Tensor | None, tiles: dict[str, int], **constants: Any
+) -> None:
+    """Launch `_product`; column sums over blocks go to `sums` `[blocks, N]`, if given."""
+    m, n = y.shape
+    into = y if sums is None else sums
+    _product[(triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))](
+        x, weight, side, y, into, m, n, x.shape[1], into.stride(0),
+        SUMS=sums is not None, TF32=_tf32(), **constants, **tiles,
+    )  # fmt: skip
 
 
 def _from_output(gradient: Tensor, y: Tensor, sums: Tensor, kind: int, dtype: torch.dtype) -> Tensor:
@@ -287,18 +276,11 @@ def _through(delta: Tensor, weight: Tensor, h: Tensor, sums: Tensor | None, kind
 
     Write its sums `[blocks, N]` over blocks to `sums`.
     """
-    m, n = h.shape
-    tiles = _tiles(h.shape[1], delta.dtype)
     out = torch.empty_like(h)
-    grid = (triton.cdiv(m, tiles["TILE_M"]), triton.cdiv(n, tiles["TILE_N"]))
     # Tensor cores need both factors contiguous along the inner axis; transposing the small one
     # costs next to nothing.
     turned = delta.new_empty(weight.shape[::-1]).copy_(weight.t())
-    into = out if sums is None else sums
-    _input_gradient[grid](
-        delta, turned, h, out, into, m, n, weight.shape[0], into.stride(0),
-        KIND=kind, SUMS=sums is not None, TF32=_tf32(), **tiles,
-    )  # fmt: skip
+    _multiply(delta, turned, h, out, sums, _tiles(h.shape[1], delta.dtype), KIND=kind, BACK=True, BF16=False)
     return out
 
 
