@@ -1,6 +1,8 @@
 """Selections of parameters: `make test` runs the usual ones, `make test-all` all of them."""
 
+from functools import reduce
 from itertools import combinations, product
+from operator import or_
 
 import pytest
 
@@ -25,17 +27,18 @@ def pairwise(*axes):
 
 
 def covering_array(rows):
-    """Return a small set of rows in which any two values that stand together in some row still do."""
-    pairs_of = {row: pairs(row) for row in rows}
-    uncovered = set().union(*pairs_of.values())
-    chosen = set()
-    while uncovered:
-        best = max(rows, key=lambda row: len(pairs_of[row] & uncovered))
-        chosen.add(best)
-        uncovered -= pairs_of[best]
+    """Return a few of the rows, in which any two values that stand together in some row still do."""
+    bits = {}
+    covered = [sum(1 << bits.setdefault(pair, len(bits)) for pair in pairs(row)) for row in rows]
+    missing = reduce(or_, covered)
+    chosen = []
+    while missing:
+        best = max(range(len(rows)), key=lambda row: (covered[row] & missing).bit_count())
+        chosen.append(rows[best])
+        missing &= ~covered[best]
     return chosen
 
 
 def pairs(row):
     """Return all pairs of a row's values, with their places."""
-    return set(combinations(enumerate(row), 2))
+    return combinations(enumerate(row), 2)

@@ -2,17 +2,17 @@
 
 import itertools
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
 import torch
 
 from canter.core.specs import Continuous, Discrete, Env, TensorSpec
-
-pytest.importorskip("envpool")
-
 from canter.envs.envpool import EnvPoolEnv
 from canter.envs.wrappers import FiniteHorizon
+
+pytestmark = pytest.mark.skipif(find_spec("envpool") is None, reason="EnvPool is not installed")
 
 
 def run(env, steps, action, seed=3):

@@ -1,6 +1,5 @@
 import numpy as np
 import pytest
-from scipy.stats import trim_mean
 
 from canter.functional.statistics import bootstrap_interval, interquartile_mean
 
@@ -22,7 +21,7 @@ def test_the_middle_half_counts(samples, mean):
 
 def test_it_is_the_trimmed_mean_where_quarters_are_whole_and_keeps_further_axes():
     samples = np.random.default_rng(0).standard_cauchy((12, 3, 2))
-    assert interquartile_mean(samples) == pytest.approx(trim_mean(samples, 0.25, axis=0))
+    assert interquartile_mean(samples) == pytest.approx(np.sort(samples, axis=0)[3:9].mean(axis=0))
 
 
 def test_no_samples_have_no_mean():

@@ -2,7 +2,6 @@ import json
 
 import numpy as np
 import pytest
-import scipy.stats
 import torch
 
 from canter.core.specs import Discrete, EnvSpec, Step, TensorSpec
@@ -75,7 +74,7 @@ def test_the_statistics_are_those_of_the_returns():
     assert plain["std"] == pytest.approx(np.std(returns))
     assert plain["median"] == pytest.approx(np.median(returns))
     assert (plain["min"], plain["max"]) == (min(returns), max(returns))
-    assert plain["iqm"] == pytest.approx(scipy.stats.trim_mean(returns, 0.25))  # the same where 4 divides n
+    assert plain["iqm"] == pytest.approx(np.sort(returns)[3:9].mean())
     assert (plain["returns"], plain["lengths"], plain["mean_length"]) == (returns, result.length, 65.0)
 
 

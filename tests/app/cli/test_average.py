@@ -13,19 +13,20 @@ def queue(tmp_path_factory):
     runs = tmp_path_factory.mktemp("queue")
     flags = ["--env.num-envs", "4", "--algorithm.horizon", "64", "--total-steps", "256", "--console", "quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("canter.app.experiments.session.EVAL_STEPS", 200)
+        patch.setattr("canter.app.experiments.session.EVAL_STEPS", 100)
+        patch.setattr("canter.app.experiments.session.AVERAGE_STEPS", 100)
         main(["train", "tensor:queue", "--preset", "queue-average-reward", *flags, "--run-dir", str(runs)])
     return str(next(runs.glob("tensor-queue*")))
 
 
 def test_a_long_run_average_is_printed_with_its_interval(queue, capsys):
-    main(["eval", queue, "--average", "400", "--json"])
+    main(["eval", queue, "--average", "80", "--json"])
     result = json.loads(capsys.readouterr().out)
     low, high = result["confidence_interval_95"]
-    assert (result["steps"], result["warm_up"]) == (400, 40)
+    assert (result["steps"], result["warm_up"]) == (80, 8)
     assert low < result["long_run_average"] < high
     assert result["long_run_average"] < 0  # a reward that is a holding cost
-    main(["eval", queue, "--average", "400"])
+    main(["eval", queue, "--average", "80"])
     assert f"long-run average of the reward per unit of time: {result['long_run_average']:.4g} (95 %" in (
         capsys.readouterr().out
     )

@@ -267,13 +267,13 @@ def check(read):
     return True
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TREES)
 def test_any_tree_is_a_config_or_a_config_error(tree):
     check(lambda: from_plain(tree, RICH))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(config_keys(TrainConfig))), TREES, min_size=1, max_size=2))
 def test_any_value_at_a_real_key_is_a_config_or_a_config_error(changes):
     config = RICH
@@ -306,14 +306,14 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("fuzz")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(damaged_texts() | st.text(max_size=40) | TREES.map(lambda tree: yaml.safe_dump(tree)))
 def test_any_text_is_a_config_or_a_config_error(folder, text):
     path = write(folder, text.encode("utf-8", "surrogatepass"))
     check(lambda: read_config(path).over(DEFAULT))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.text(), st.recursive(LEAVES, st.lists).filter(lambda v: v == v), max_size=3))
 def test_options_survive_the_way_through_a_file(folder, options):
     try:

@@ -258,6 +258,7 @@ def halls(path):
 
 def test_the_hall_of_fame_keeps_long_run_averages_also_during_a_run(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(session, "EVAL_STEPS", 100)
+    monkeypatch.setattr(session, "AVERAGE_STEPS", 100)
     runs, during = tmp_path / "runs", []
 
     def look(report):

@@ -1,7 +1,6 @@
 """The native engine against the definition: metrics and all gradients, over a table of descriptions."""
 
 import copy
-import itertools
 import random
 
 import pytest
@@ -14,6 +13,7 @@ from canter.engines.base import BoundLossConfig
 from canter.engines.native import AVAILABLE
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
+from covering import covering_array
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 
@@ -37,7 +37,8 @@ OPTIONS = {
 GROUPS = {"policy": TensorSpec((7,)), "critic": TensorSpec((4, 2))}
 
 
-def random_case(picker):
+def random_case(seed):
+    picker = random.Random(seed)
     case = {name: picker.choice(values) for name, values in OPTIONS.items()}
     if case["surrogate"] is None and case["value_loss"] is None:
         case["value_loss"] = "mse"
@@ -49,23 +50,8 @@ def random_case(picker):
     return case
 
 
-def pairs(case):
-    return set(itertools.combinations(case.items(), 2))
-
-
-def covering(tries=3000):
-    """Descriptions that between them have every two options together that a random one ever has."""
-    picker = random.Random(1)
-    drawn = [(case, pairs(case)) for case in (random_case(picker) for _ in range(tries))]
-    missing, chosen = set().union(*(covered for _, covered in drawn)), []
-    while missing:
-        case, covered = max(drawn[:: 1 + len(missing) // 200], key=lambda candidate: len(candidate[1] & missing))
-        chosen.append(case)
-        missing -= covered
-    return chosen
-
-
-CASES = covering() + [random_case(random.Random(seed)) for seed in range(40)]
+# Between them they have every two options together that a random case ever has.
+CASES = [dict(row) for row in covering_array([tuple(random_case(seed).items()) for seed in range(1000)])]
 
 
 def of_case(case, dtype):

@@ -1,7 +1,6 @@
 """The native engine with LSTM and GRU networks: gradients, values and acting against the definition, and equal bits."""
 
 import copy
-import itertools
 import random
 from functools import partial
 
@@ -29,6 +28,7 @@ from canter.functional.optimization import take_sequences
 from canter.nn.heads import StdConfig
 from canter.nn.network import NetworkConfig
 from canter.nn.rnn import RNN, RNNConfig
+from covering import covering_array
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="there was no C compiler")
 assert_close = partial(torch.testing.assert_close, rtol=1e-10, atol=1e-10)
@@ -53,31 +53,16 @@ OPTIONS = {
 }
 
 
-def random_case(picker):
+def random_case(seed):
+    picker = random.Random(seed)
     case = {name: picker.choice(values) for name, values in OPTIONS.items()}
     if case["surrogate"] is None and case["value_loss"] is None:
         case["value_loss"] = "mse"
     return case
 
 
-def pairs(case):
-    return set(itertools.combinations(case.items(), 2))
-
-
-def covering(tries=1500):
-    """Cases that between them have every two options together that a random one ever has."""
-    picker = random.Random(1)
-    drawn = [(case, pairs(case)) for case in (random_case(picker) for _ in range(tries))]
-    missing = set().union(*(covered for _, covered in drawn))
-    chosen = []
-    while missing:
-        case, covered = max(drawn, key=lambda candidate: len(candidate[1] & missing))
-        chosen.append(case)
-        missing -= covered
-    return chosen
-
-
-CASES = covering()
+# Between them they have every two options together that a random case ever has.
+CASES = [dict(row) for row in covering_array([tuple(random_case(seed).items()) for seed in range(500)])]
 
 
 def case_id(case):
