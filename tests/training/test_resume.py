@@ -14,12 +14,12 @@ from canter.nn.schedules import AdaptiveKL
 from canter.training.collector import Collector
 from covering import usual_of
 
-ITERATIONS = 20
+ITERATIONS = 10
 ENVS = {
-    "tensor:pendulum": lambda: Pendulum(2, max_episode_steps=20),
+    "tensor:pendulum": lambda: Pendulum(2, max_episode_steps=10),
     "CartPole-v1": lambda: make_gymnasium("CartPole-v1", 2),
     "CartPole-v1 next_step": lambda: make_gymnasium("CartPole-v1", 2, autoreset="next_step"),
-    "HalfCheetah-v5": lambda: make_gymnasium("HalfCheetah-v5", 2, max_episode_steps=20),
+    "HalfCheetah-v5": lambda: make_gymnasium("HalfCheetah-v5", 2, max_episode_steps=10),
 }
 CONFIG = PPOConfig(
     horizon=8,
@@ -78,7 +78,7 @@ def test_stopped_after_any_iteration_a_run_continues_bit_for_bit(env, tmp_path):
         resumed = Training(ENVS[env], seed=6)  # another seed: nothing may survive from the start
         resumed.load_state_dict(load_checkpoint(tmp_path / str(stop)))
         # Some go on to the very end; as each stop is a start of the next, a few steps of the others say as much.
-        until = ITERATIONS if stop % 7 == 0 else min(stop + 2, ITERATIONS)
+        until = ITERATIONS if stop % 5 == 0 else min(stop + 2, ITERATIONS)
         for iteration in range(stop, until):
             assert same(resumed.iterate(iteration), seen[iteration]), (stop, iteration)
         expected = final if until == ITERATIONS else load_checkpoint(tmp_path / str(until))

@@ -1,6 +1,5 @@
 import time
 from dataclasses import replace
-from typing import Any
 
 import gymnasium
 import pytest
@@ -16,21 +15,18 @@ from canter.training.callbacks import count_arguments
 from canter.training.trainer import Trainer, train
 
 
-def preset(env_id) -> Any:
-    return preset_for(env_id)
-
-
-def short(env_id, steps=2000, seed=0, **env):
-    config = preset(env_id)
-    return replace(config, total_steps=steps, seed=seed, env=replace(config.env, **env))
+def short(env_id, steps=500, seed=0, **env):
+    """Return the preset of a task with rollouts of 32 steps in 8 environments."""
+    config = preset_for(env_id)
+    algorithm = replace(config.algorithm, horizon=32, epochs=2, num_minibatches=4)
+    env = replace(config.env, **{"num_envs": 8} | env)
+    return replace(config, total_steps=steps, seed=seed, env=env, algorithm=algorithm)
 
 
 def test_a_run_counts_every_step_and_ends_at_its_budget():
     reports = []
-    train(short("CartPole-v1"), reports.append)
-    batch = 8 * preset("CartPole-v1").algorithm.horizon
-    assert [report.env_steps for report in reports] == [batch * (i + 1) for i in range(len(reports))]
-    assert reports[-2].env_steps < 2000 <= reports[-1].env_steps
+    train(short("CartPole-v1", steps=900), reports.append)
+    assert [report.env_steps for report in reports] == [256, 512, 768, 1024]
     assert reports[-1].episodes > 20
     assert reports[-1].return_ == reports[-1].length
     assert all(isinstance(value, float) for value in reports[-1].metrics.values())
@@ -81,7 +77,7 @@ def test_without_a_budget_there_is_no_fraction_of_it():
 def test_reset_rows_are_not_counted_as_steps():
     reports = []
     train(short("CartPole-v1", autoreset="next_step"), reports.append)
-    batch = 8 * preset("CartPole-v1").algorithm.horizon
+    batch = 8 * 32
     assert batch * reports[0].iteration - reports[0].episodes <= reports[0].env_steps < batch
 
 
@@ -118,7 +114,7 @@ def parameters(algorithm):
 
 
 def test_learning_in_several_calls_is_learning_in_one(tmp_path):
-    config = short("CartPole-v1", steps=6 * 1024)
+    config = short("CartPole-v1", steps=6 * 256)
     reports = []
     with Trainer(config, reports.append, folder=RunFolder(tmp_path, CheckpointConfig(save_every=100))) as trainer:
         assert trainer.learn(2) is trainer.algorithm
@@ -133,7 +129,7 @@ def test_learning_in_several_calls_is_learning_in_one(tmp_path):
 
 
 def test_leaving_early_saves_the_state_and_the_run_continues_from_it(tmp_path):
-    config = short("CartPole-v1", steps=4 * 1024)
+    config = short("CartPole-v1", steps=4 * 256)
     trainer = Trainer(config, folder=RunFolder(tmp_path))
     trainer.learn(3)
     trainer.close()
@@ -149,7 +145,7 @@ def test_the_time_between_two_calls_is_not_counted(monkeypatch):
     clock, pause = time.perf_counter, 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: clock() + pause)
     reports = []
-    with Trainer(short("CartPole-v1", steps=4 * 1024), reports.append) as trainer:
+    with Trainer(short("CartPole-v1", steps=4 * 256), reports.append) as trainer:
         trainer.learn(2)
         pause = 1e6
         trainer.learn()

@@ -96,7 +96,7 @@ def test_an_environment_that_cannot_be_set_is_not_verified():
 
 def test_preflight_verifies_the_symmetries_that_the_extension_uses():
     config = canter.TrainConfig(
-        env=canter.EnvConfig(id="tensor:swimmer", num_envs=8),
+        env=canter.EnvConfig(id="tensor:cartpole", num_envs=8),
         total_steps=10_000,
         algorithm=canter.PPOConfig(extensions=(canter.SymmetryConfig(),)),
     )
@@ -104,7 +104,7 @@ def test_preflight_verifies_the_symmetries_that_the_extension_uses():
     found = preflight(config, plan_for(config), env)
     assert [f.level for f in found if f.subject == "symmetry"] == ["ok"]
     (symmetry,) = env.spec.symmetries
-    env.spec = replace(env.spec, symmetries=(replace(symmetry, action=Mirror.of("-+-")),))
+    env.spec = replace(env.spec, symmetries=(replace(symmetry, action=Mirror.of("++")),))
     found = preflight(config, plan_for(config), env)
     assert [f.text for f in found if f.level == "error"] and torch.equal(env.reset(0)["policy"], env.reset(0)["policy"])
     bare = replace(config, algorithm=canter.PPOConfig())

@@ -268,14 +268,14 @@ def test_a_dry_run_builds_everything_prints_the_plan_and_does_not_train(say, mon
 
 def test_a_run_is_kept_in_a_folder_and_can_be_extended(tmp_path, capsys):
     runs = ["--run-dir", str(tmp_path)]
-    main(["train", "tensor:pendulum", "--total-steps", "4096", "--name", "first", *runs])
+    main(["train", *QUICK, "--name", "first", *runs])
     assert (tmp_path / "first" / "config.yaml").exists()
     assert (tmp_path / "latest").resolve() == (tmp_path / "first").resolve()
     main(["train", "--config", str(tmp_path / "first" / "config.yaml"), "--dry-run"])
-    main(["resume", "latest", "--total-steps", "8192", *runs])
+    main(["resume", "latest", "--total-steps", "1024", *runs])
     out = capsys.readouterr().out
-    assert "8,192 steps" in out
-    assert len((tmp_path / "first" / "metrics.jsonl").read_text().splitlines()) == 2
+    assert "1,024 steps" in out
+    assert len((tmp_path / "first" / "metrics.jsonl").read_text().splitlines()) == 4
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,8 @@ def test_a_reset_by_seed_leaves_no_trace_of_what_was_before(env_id):
 @pytest.mark.parametrize("env_id", ["tensor:pendulum", "CartPole-v1"])
 def test_a_run_and_its_score_are_the_same_with_and_without_the_look_before(env_id, capsys):
     preset = preset_for(env_id)
-    config = replace(preset, total_steps=2 * preset.env.num_envs * preset.algorithm.horizon)
+    algorithm = replace(preset.algorithm, horizon=16, num_minibatches=4)
+    config = replace(preset, total_steps=2 * 16 * 8, algorithm=algorithm, env=replace(preset.env, num_envs=8))
     plain = train(config)
     with environment_for(config) as env:
         looked = train(config, env=env)
@@ -90,7 +91,8 @@ def test_it_is_built_once_unless_it_may_keep_something_over_a_reset(env_id, coun
     # A class of the user's own: what else it may remember is not known here.
     gymnasium.register("Forgetful-v0", Forgetful, max_episode_steps=50)
     try:
-        main(["train", env_id, "--total-steps", "1", "--num-envs", "2", "--console", "quiet"])
+        flags = ["--total-steps=1", "--num-envs=2", "--algorithm.horizon=8", "--algorithm.num-minibatches=1"]
+        main(["train", env_id, *flags, "--console=quiet"])
     finally:
         del gymnasium.registry["Forgetful-v0"]
     assert len(builds) == count

@@ -86,6 +86,10 @@ def test_without_its_checkpoints_a_run_is_refused_and_left_as_it_is(damage, mess
     assert code == 2
     assert message in err
     assert content(run) == before
+
+
+def test_a_run_whose_checkpoints_are_no_folder_starts_from_scratch_on_request(run, resume):
+    file(run / "checkpoints")
     code, out, _ = resume("--from-scratch")
     assert code == 0
     assert "Starting at step 0" in out

@@ -22,7 +22,8 @@ def test_runs_have_logs_and_exit_codes(tmp_path):
         assert ended(launcher, launcher.start(["--version"], log)) == 0
         assert ended(launcher, launcher.start(["trian"], log)) == 2
         assert "canter 0." in log.read_text() and "unknown command 'trian'" in log.read_text()
-        command = ["train", "tensor:cartpole", "--total-steps", "1000000", "--run-dir", str(tmp_path), "--name"]
+        command = ["train", "tensor:cartpole", "--total-steps", "1000000", "--checkpoints.save-every", "1"]
+        command += ["--run-dir", str(tmp_path), "--name"]
         killed = launcher.start([*command, "killed"], log)
         stopped = launcher.start([*command, "stopped"], log)
         os.kill(killed.pid, signal.SIGKILL)
