@@ -266,11 +266,8 @@ def symmetries_of(config: Any, spec: EnvSpec) -> tuple[Symmetry, ...]:
 
 
 def report_spec_of(config: Any) -> ReportSpec:
-    """Return how to show an algorithm, by its settings or their class.
-
-    `declared` is the old name of the attribute.
-    """
-    return getattr(config, "report_spec", None) or getattr(config, "declared", ReportSpec())
+    """Return how to show an algorithm, by its settings or their class."""
+    return getattr(config, "report_spec", ReportSpec())
 
 
 def search_space_of(config: Any) -> Mapping[str, str]:

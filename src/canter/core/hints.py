@@ -22,9 +22,7 @@ SETTING_ALIASES: dict[str, str] = {
 """Old names of settings: `"ConfigClass.old_field": "new_field"`. Old values, and old kinds of a
 registry, of settings: `"ConfigClass.field=old": "new"`. A subclass of `ConfigClass` inherits its
 aliases."""
-DEPRECATED: dict[str, str] = {
-    "Declared": "ReportSpec",
-}
+DEPRECATED: dict[str, str] = {}
 """Old public names, `"OldName": "NewName"`; `canter.OldName` warns once and is `canter.NewName`."""
 
 _log = logging.getLogger(__name__)

@@ -17,7 +17,7 @@ from canter.core.specs import ACTION_MASK, EnvSpec, TensorSpec
 from canter.nn.actor_critic import Actor, ActorCritic, Critic
 from canter.nn.distributions import Beta, Categorical, DiagGaussian, Distribution, MultiCategorical, TanhGaussian
 from canter.nn.heads import FlooredLogStd, GaussianHead, LinearHead, LogStd, ValueHead
-from canter.nn.mlp import MLP, Linear
+from canter.nn.mlp import ACTIVATIONS, MLP, Linear
 from canter.nn.network import Network
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
 from canter.nn.rnn import RNN, IdentityRNN
@@ -243,19 +243,7 @@ def _recurrent_layers(name: str, rnn: Any, prefix: str) -> Iterator[LayerSpec]:
 # Hidden layers
 
 
-_PLAIN_ACTIVATIONS: dict[str, nn.Module] = {
-    "tanh": nn.Tanh(),
-    "relu": nn.ReLU(),
-    "elu": nn.ELU(),
-    "silu": nn.SiLU(),
-    "gelu": nn.GELU(),
-    "leaky_relu": nn.LeakyReLU(),
-    "selu": nn.SELU(),
-    "celu": nn.CELU(),
-    "mish": nn.Mish(),
-    "sigmoid": nn.Sigmoid(),
-    "softplus": nn.Softplus(),
-}
+_PLAIN_ACTIVATIONS = {name: kind() for name, kind in ACTIVATIONS.items() if kind is not nn.Identity}
 
 
 def activation_name(module: nn.Module) -> str:

@@ -115,8 +115,28 @@ def _check_intervals(kind: str, low: Floats, high: Floats) -> None:
             )
 
 
+class _Gaussian:
+    """Independent normal components with params = cat(mean, log_std) `[..., 2A]`."""
+
+    def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
+        """Return `mean + exp(log_std) * randn`, `[..., A]`."""
+        return densities.gaussian_sample(*_halves(params), generator)
+
+    def mode(self, params: Tensor) -> Tensor:
+        """Return the mean, which is the median of a squashed action."""
+        return _halves(params)[0]
+
+    def kl(self, p: Tensor, q: Tensor) -> Tensor:
+        """Return the exact KL(p || q); squashing p and q in the same way does not change it."""
+        return densities.gaussian_kl(*_halves(p), *_halves(q)).sum(-1)
+
+    def std(self, params: Tensor) -> Tensor:
+        """Return the standard deviation of the sample."""
+        return torch.exp(_halves(params)[1])
+
+
 @dataclass(frozen=True)
-class DiagGaussian:
+class DiagGaussian(_Gaussian):
     """Independent normal components, params = cat(mean, log_std) `[..., 2A]`, action `[..., A]`.
 
     `bounds` selects how `to_env` maps a sample to the environment's `low` and `high` (None:
@@ -142,14 +162,6 @@ class DiagGaussian:
         """2A."""
         return 2 * self.dim
 
-    def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """Return `mean + exp(log_std) * randn`, `[..., A]`."""
-        return densities.gaussian_sample(*_halves(params), generator)
-
-    def mode(self, params: Tensor) -> Tensor:
-        """Return the mean."""
-        return params[..., : self.dim]
-
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Return the log-density of the raw sample."""
         return densities.diag_gaussian_log_prob(params, action)
@@ -157,10 +169,6 @@ class DiagGaussian:
     def entropy(self, params: Tensor) -> Tensor:
         """Return the entropy of the raw sample."""
         return densities.gaussian_entropy(params[..., self.dim :]).sum(-1)
-
-    def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return the exact KL(p || q)."""
-        return densities.gaussian_kl(*_halves(p), *_halves(q)).sum(-1)
 
     def to_env(self, action: Tensor) -> Tensor:
         """Return the sample, rescaled and clipped according to `bounds`."""
@@ -181,13 +189,9 @@ class DiagGaussian:
             return one, zero, low, high
         return one, zero, (-math.inf,) * self.dim, (math.inf,) * self.dim
 
-    def std(self, params: Tensor) -> Tensor:
-        """Return the standard deviation of the raw sample."""
-        return torch.exp(params[..., self.dim :])
-
 
 @dataclass(frozen=True)
-class TanhGaussian:
+class TanhGaussian(_Gaussian):
     """Normal components squashed into low..high; params = cat(mean, log_std) `[..., 2A]`.
 
     The stored action `[..., A]` is the value before squashing, which cannot be recovered from a
@@ -206,14 +210,6 @@ class TanhGaussian:
         """2A."""
         return 2 * len(self.low)
 
-    def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
-        """Return `mean + exp(log_std) * randn`, before squashing."""
-        return densities.gaussian_sample(*_halves(params), generator)
-
-    def mode(self, params: Tensor) -> Tensor:
-        """Return the mean before squashing, which is the median of the environment's action."""
-        return _halves(params)[0]
-
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Return the log-density of the environment's action."""
         log_prob = densities.gaussian_log_prob(*_halves(params), action) - densities.log_squash_slope(action)
@@ -230,17 +226,9 @@ class TanhGaussian:
         log_slope = (densities.log_squash_slope(u) * constant(densities.NORMAL_WEIGHTS, params)).sum(-1)
         return (densities.gaussian_entropy(log_std) + log_slope).sum(-1) + densities.log_volume(self.low, self.high)
 
-    def kl(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return the exact KL(p || q); squashing p and q in the same way does not change it."""
-        return densities.gaussian_kl(*_halves(p), *_halves(q)).sum(-1)
-
     def to_env(self, action: Tensor) -> Tensor:
         """Return `tanh(action)` mapped to low..high."""
         return _to_interval(torch.tanh(action), self.low, self.high)
-
-    def std(self, params: Tensor) -> Tensor:
-        """Return the standard deviation before squashing."""
-        return torch.exp(_halves(params)[1])
 
 
 def _concentrations(params: Tensor) -> tuple[Tensor, Tensor]:

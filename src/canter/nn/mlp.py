@@ -14,7 +14,7 @@ from canter.functional.layers import linear_layers
 
 activations: Registry[Callable[[], nn.Module]] = Registry("activation")
 """Builders of activations (modules without parameters) by name."""
-for _name, _module in {
+ACTIVATIONS: dict[str, type[nn.Module]] = {
     "tanh": nn.Tanh,
     "relu": nn.ReLU,
     "elu": nn.ELU,
@@ -27,7 +27,8 @@ for _name, _module in {
     "sigmoid": nn.Sigmoid,
     "softplus": nn.Softplus,
     "identity": nn.Identity,
-}.items():
+}
+for _name, _module in ACTIVATIONS.items():
     activations.register(_name)(_module)
 Activation = Annotated[str, activations]
 Init = Literal["orthogonal", "default", "default_zero_bias", "glorot_normal", "glorot_uniform", "variance_scaling"]

@@ -111,8 +111,7 @@ class NetworkConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for layers without width, and for weights that could never be trained."""
-        if any(width < 1 for width in self.hidden):
-            raise UserError(f"hidden={self.hidden} must be widths of at least 1")
+        check_range(self, "must be widths of at least 1", "hidden")
         check_range(self, "must be above 0", "init_gain")
         if self.d2rl and self.layer_norm_layers == "first":
             raise UserError("layer_norm_layers=first is for sequential layers, not for d2rl")

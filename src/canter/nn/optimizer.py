@@ -52,6 +52,28 @@ class OptimizerConfig:
         check_range(self, "must not be negative", "weight_decay")
 
 
+def _adam_group(flat: Tensor, learning_rate: Tensor, config: OptimizerConfig) -> AdamGroup:
+    """Return the state of Adam before its first step; `learning_rate` is 0-d, or `[P]` for P rows of `flat`."""
+    return AdamGroup(
+        flat=flat,
+        gradient=torch.zeros_like(flat),
+        exp_avg=torch.zeros_like(flat),
+        exp_avg_sq=torch.zeros_like(flat),
+        step=torch.zeros_like(learning_rate),
+        learning_rate=learning_rate,
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        max_norm=config.max_grad_norm,
+        coupled=config.weight_decay_form == "coupled",
+    )
+
+
+def _adam_tensors(adam: AdamGroup) -> dict[str, Tensor]:
+    """Return the tensors that the next step depends on, except parameters and gradients."""
+    return {name: getattr(adam, name) for name in ("learning_rate", "step", "exp_avg", "exp_avg_sq")}
+
+
 class ParameterGroup:
     """Parameters that share one learning rate, laid out as one flat vector.
 
@@ -63,19 +85,7 @@ class ParameterGroup:
         self.config = config
         self.parameters = list({id(parameter): parameter for parameter in parameters}.values())
         flat = torch.cat([parameter.detach().reshape(-1) for parameter in self.parameters])
-        self.adam = AdamGroup(
-            flat=flat,
-            gradient=torch.zeros_like(flat),
-            exp_avg=torch.zeros_like(flat),
-            exp_avg_sq=torch.zeros_like(flat),
-            step=torch.zeros((), dtype=torch.float32, device=flat.device),
-            learning_rate=torch.tensor(config.learning_rate.initial, device=flat.device),
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            max_norm=config.max_grad_norm,
-            coupled=config.weight_decay_form == "coupled",
-        )
+        self.adam = _adam_group(flat, torch.tensor(config.learning_rate.initial, device=flat.device), config)
         self.gradients: dict[Tensor, Tensor] = {}
         """View of the flat gradient for each parameter."""
         start = 0
@@ -92,7 +102,7 @@ class ParameterGroup:
 
     def state(self) -> dict[str, Tensor]:
         """Return the tensors that the next step depends on, except parameters and gradients."""
-        return {name: getattr(self.adam, name) for name in ("learning_rate", "step", "exp_avg", "exp_avg_sq")}
+        return _adam_tensors(self.adam)
 
 
 class Optimizer:
@@ -172,23 +182,9 @@ class MemberOptimizer:
 
     def __init__(self, parameters: dict[str, Tensor], configs: Sequence[OptimizerConfig]) -> None:
         schedules = [config.learning_rate for config in configs]
-        config = configs[0]
-        members = len(configs)
-        flat = torch.cat([parameter.reshape(members, -1) for parameter in parameters.values()], 1)
-        rates = [schedule.initial for schedule in schedules]
-        self.adam = AdamGroup(
-            flat=flat,
-            gradient=torch.zeros_like(flat),
-            exp_avg=torch.zeros_like(flat),
-            exp_avg_sq=torch.zeros_like(flat),
-            step=torch.zeros(members, device=flat.device),
-            learning_rate=torch.tensor(rates, device=flat.device),
-            betas=config.betas,
-            eps=config.eps,
-            weight_decay=config.weight_decay,
-            max_norm=config.max_grad_norm,
-            coupled=config.weight_decay_form == "coupled",
-        )
+        flat = torch.cat([parameter.reshape(len(configs), -1) for parameter in parameters.values()], 1)
+        rates = torch.tensor([schedule.initial for schedule in schedules], device=flat.device)
+        self.adam = _adam_group(flat, rates, configs[0])
         self.schedules = MemberSchedules(schedules, self.adam.learning_rate)
         parts = flat.split([parameter[0].numel() for parameter in parameters.values()], 1)
         self.parameters = {
@@ -220,7 +216,7 @@ class MemberOptimizer:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the live moments, step counts and learning rates."""
-        return {name: getattr(self.adam, name) for name in ("learning_rate", "step", "exp_avg", "exp_avg_sq")}
+        return _adam_tensors(self.adam)
 
 
 class MemberSchedules:

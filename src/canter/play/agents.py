@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -9,10 +12,11 @@ from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec
 from canter.core.struct import Obs, State
 
 
-class RandomAgent:
-    """Takes random actions, equal ones for equal seeds and observations; see `random_actions`."""
+class Agent:
+    """Acts without a network: by a function of the specification, observations and a generator."""
 
-    def __init__(self, spec: EnvSpec, seed: int) -> None:
+    def __init__(self, choose: Callable[[EnvSpec, Obs, torch.Generator], Tensor], spec: EnvSpec, seed: int) -> None:
+        self.choose = choose
         self.spec = spec
         self.generator = torch.Generator().manual_seed(seed)
 
@@ -23,29 +27,8 @@ class RandomAgent:
     def act(
         self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
     ) -> tuple[Tensor, State]:
-        """Return random actions `[N, ...]`, also if `deterministic`."""
-        return random_actions(self.spec, obs, self.generator).to(self.spec.device), state
-
-
-class ZeroAgent:
-    """Takes the action zero: clipped to its bounds, or the first one that is allowed."""
-
-    def __init__(self, spec: EnvSpec, seed: int) -> None:
-        self.spec = spec
-
-    def initial_state(self, num_envs: int) -> State:
-        """Return `()`: there is no recurrent state."""
-        return ()
-
-    def act(
-        self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
-    ) -> tuple[Tensor, State]:
-        """Return the action zero of every environment `[N, ...]`."""
-        return zero_actions(self.spec, obs).to(self.spec.device), state
-
-
-AGENTS: dict[str, type[RandomAgent] | type[ZeroAgent]] = {"zero": ZeroAgent, "random": RandomAgent}
-"""Agents by the name that `canter play --agent` takes."""
+        """Return an action of every environment `[N, ...]`, the same ones if `deterministic`."""
+        return self.choose(self.spec, obs, self.generator).to(self.spec.device), state
 
 
 def random_actions(spec: EnvSpec, obs: Obs, generator: torch.Generator) -> Tensor:
@@ -75,6 +58,13 @@ def zero_actions(spec: EnvSpec, obs: Obs) -> Tensor:
         return zero.expand(spec.num_envs, -1).clone()
     chosen = [part.argmax(1, keepdim=True) for part in _allowed_actions(spec, obs)]
     return chosen[0].squeeze(1) if isinstance(action, Discrete) else torch.cat(chosen, dim=1)
+
+
+AGENTS: dict[str, Callable[[EnvSpec, int], Agent]] = {
+    "zero": partial(Agent, lambda spec, obs, generator: zero_actions(spec, obs)),
+    "random": partial(Agent, random_actions),
+}
+"""Agents by the name that `canter play --agent` takes."""
 
 
 def _allowed_actions(spec: EnvSpec, obs: Obs) -> tuple[Tensor, ...]:

@@ -12,13 +12,14 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
 from canter.core.specs import Env
 from canter.envs import EnvConfig, closed_quietly
 from canter.nn.policy_file import BEST, POLICIES, read_policy_file
 from canter.play.evaluation import EpisodesUnfinished, evaluate
-from canter.play.player import Player, check_positive
+from canter.play.player import Player
 from canter.play.video import FilmStrip, Recorder, check_video, draw_without_display, pictures_explained
 from canter.runs.hall_of_fame import enter_by_average
 
@@ -49,7 +50,7 @@ class EvaluateConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range, and for settings that would have no effect."""
-        check_positive(every=self.every, episodes=self.episodes, max_steps=self.max_steps)
+        check_range(self, "must be at least 1", "every", "episodes", "max_steps")
         changed = [
             f"{field.name}={getattr(self, field.name)}"
             for field in fields(self)
@@ -68,7 +69,7 @@ class VideoConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for values out of range."""
-        check_positive(every=self.every)
+        check_range(self, "must be at least 1", "every")
 
 
 class EvaluationCallback:

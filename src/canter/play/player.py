@@ -83,13 +83,6 @@ class PlayResult:
         return sum(episode.return_ for episode in episodes) / max(1, sum(episode.length for episode in episodes))
 
 
-def check_positive(**numbers: int | None) -> None:
-    """Raise UserError for a number below 1, by its name; None is allowed."""
-    for name, value in numbers.items():
-        if value is not None and value < 1:
-            raise UserError(f"{name}={value} must be at least 1")
-
-
 class Player:
     """A policy acting in N environments, deterministically or with its exploration noise.
 
@@ -141,7 +134,9 @@ class Player:
         """
         if num_games is None and max_steps is None:
             raise UserError("num_games and max_steps are both None: set one of them")
-        check_positive(num_games=num_games, max_steps=max_steps)
+        for name, value in (("num_games", num_games), ("max_steps", max_steps)):
+            if value is not None and value < 1:
+                raise UserError(f"{name}={value} must be at least 1")
         counter = EpisodeCounter(self.env, num_games)
         for number, played in enumerate(self.steps(), start=1):
             counter.add(played.step)

@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from canter.core.plain import ConfigError, to_plain
-from canter.core.registry import UserError
+from canter.core.plain import ConfigError, check_range, to_plain
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
 from canter.core.storage.files import Unreadable, dump_plain, replace_file
@@ -61,11 +60,9 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for values outside their range."""
-        for name, least in (("save_every", 1), ("keep_last", 1), ("num_checkpoints", 0)):
-            if getattr(self, name) < least:
-                raise UserError(f"{name}={getattr(self, name)} must be at least {least}")
-        if self.save_seconds is not None and not self.save_seconds > 0:
-            raise UserError(f"save_seconds={self.save_seconds} must be above 0, or null")
+        check_range(self, "must be at least 1", "save_every", "keep_last")
+        check_range(self, "must not be negative", "num_checkpoints")
+        check_range(self, "must be above 0", "save_seconds")
 
 
 class RunFolder:

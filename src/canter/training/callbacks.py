@@ -78,29 +78,16 @@ class Callbacks:
     @contextmanager
     def training(self, trainer: Any) -> Iterator[None]:
         """Call the methods of each callback at the start and the end of the block."""
-        for callback in self.callbacks:
-            callback.on_training_start(trainer)
+        self.call("on_training_start", trainer)
         try:
             yield
         finally:
-            for callback in self.callbacks:
-                callback.on_training_end(trainer)
+            self.call("on_training_end", trainer)
 
-    def on_rollout_start(self, trainer: Any) -> None:
-        """Call the method of each callback."""
+    def call(self, method: str, *args: Any) -> None:
+        """Call a method of each callback."""
         for callback in self.callbacks:
-            callback.on_rollout_start(trainer)
-
-    def on_rollout_end(self, rollout: Any, trainer: Any) -> None:
-        """Call the method of each callback."""
-        for callback in self.callbacks:
-            callback.on_rollout_end(rollout, trainer)
-
-    def on_evaluation(self, metrics: dict[str, float], trainer: Any) -> None:
-        """Call the method of each callback, if there was an evaluation."""
-        if metrics:
-            for callback in self.callbacks:
-                callback.on_evaluation(dict(metrics), trainer)
+            getattr(callback, method)(*args)
 
     def on_iteration(self, function: Callable[..., Any], report: Report, policy: Any, trainer: Any) -> bool:
         """Call the user's function and the method of each callback; return whether one of them ends the run.

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from canter.algorithms.base import AnyAlgorithmConfig
+from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.envs import EnvConfig
 from canter.nn.schedules import schedules
@@ -87,12 +88,8 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         """Raise an error for invalid values, a run without end, or a missing run length."""
-        for name, least in (("total_steps", 1), ("log_every", 1), ("recent_episodes", 1)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{name}={value} must be at least {least}")
-        if self.seed < 0:
-            raise UserError(f"seed={self.seed} must not be negative")
+        check_range(self, "must be at least 1", "total_steps", "log_every", "recent_episodes")
+        check_range(self, "must not be negative", "seed")
         if self.total_steps is None and self.until == UntilConfig():
             raise UserError("total_steps=null leaves the run without an end: set one of the keys of until")
         if self.total_steps is None and self.until.iterations is None:

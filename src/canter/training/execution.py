@@ -18,7 +18,7 @@ from canter.core import distributed
 from canter.core.data.rollout import Rollout
 from canter.core.distributed import cores
 from canter.core.machine import gc_paused
-from canter.core.registry import UserError
+from canter.core.plain import check_range
 from canter.core.specs import Capturable
 from canter.core.struct import Metrics, tree_copy_, tree_map
 from canter.engines.choose import EngineName
@@ -116,10 +116,8 @@ class ExecutionConfig:
 
     def __post_init__(self) -> None:
         """Raise an error for values outside their range."""
-        if not self.rank_timeout > 0:
-            raise UserError(f"rank_timeout={self.rank_timeout} must be above 0")
-        if self.threads is not None and self.threads < 1:
-            raise UserError(f"threads={self.threads} must be at least 1")
+        check_range(self, "must be above 0", "rank_timeout")
+        check_range(self, "must be at least 1", "threads")
 
     def unused_settings(self, device: str) -> list[str]:
         """Return a line for each changed setting without effect on `device` with these ranks."""

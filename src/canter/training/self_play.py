@@ -14,6 +14,7 @@ from torch import Tensor
 
 from canter.algorithms.base import Metrics
 from canter.core import distributed
+from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
 from canter.core.specs import Capturable, Env, EnvSpec, Stateful, Step, resumes_exactly, seeds_by_row
@@ -126,9 +127,7 @@ class SelfPlayConfig:
 
     def __post_init__(self) -> None:
         """Raise an error for values outside their range."""
-        for name in ("snapshot_every", "pool_size", "num_opponents"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}={getattr(self, name)} must be at least 1")
+        check_range(self, "must be at least 1", "snapshot_every", "pool_size", "num_opponents")
 
     def check(self, spec: EnvSpec, games: int) -> None:
         """Raise an error unless there are two players and all opponents get equally many games."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -111,7 +110,7 @@ class Trainer:
                 folder.adopt(config)
             self.folder = NullRunFolder() if folder is None else resources.enter_context(for_all_ranks(folder))
             self._writers = resources.enter_context(Writers(writers))
-            self.guard = Guard(self.state, self.progress, rollback, self.folder, self.env.spec, self._log_last)
+            self.guard = Guard(self.state, self.progress, rollback, self.folder, self.env.spec, self.log_now)
             if not self.folder.restore(self.state):
                 self.folder.save(self.state)  # so that a run can be resumed from its first iteration on
             self.doctor = self._call_doctor()
@@ -175,12 +174,6 @@ class Trainer:
         self.__exit__(None, None, None)
 
     @property
-    def run(self) -> RunProgress:
-        """Deprecated name of `progress`."""
-        warnings.warn("Trainer.run is now called Trainer.progress", DeprecationWarning, stacklevel=2)
-        return self.progress
-
-    @property
     def finished(self) -> bool:
         """True once the budget is used up or an end condition holds; see `progress.ended_by`."""
         return self.progress.ended_by is not None
@@ -214,14 +207,14 @@ class Trainer:
     def collect(self) -> Rollout[Any]:
         """Step every environment T times with the current policy."""
         activity.begin(f"collecting iteration {self.progress.iteration + 1}")
-        self.callbacks.on_rollout_start(self)
+        self.callbacks.call("on_rollout_start", self)
         with self.guard.collecting(), self.directory.during("step()"):
             self.algorithm.set_progress(self.progress.fraction)
             report_progress(self.env, self.progress.for_env())
             self.algorithm.begin_iteration()
             rollout = self.programs.collect()
         self.doctor.measure(rollout, self.progress.iteration + 1)
-        self.callbacks.on_rollout_end(rollout, self)
+        self.callbacks.call("on_rollout_end", rollout, self)
         return rollout
 
     def update(self, rollout: Rollout[Any]) -> Metrics:
@@ -232,9 +225,14 @@ class Trainer:
         opponents = self._adapt_opponents(self.algorithm.policy)
         return metrics | opponents | self.collector.env_metrics() | self.doctor.signals
 
-    def log(self, *, now: bool = False) -> None:
-        """Write a row about the last iterations if it is due or `now`; the only device read."""
-        if not self.progress.unread or not (now or self._row_is_due()):
+    def log(self) -> None:
+        """Write a row about the last iterations if it is due."""
+        if self._row_is_due():
+            self.log_now()
+
+    def log_now(self) -> None:
+        """Write a row about the iterations since the last one, if there are any; the only device read."""
+        if not self.progress.unread:
             return
         report = self.progress.report(self._read_episodes(), self.collector.read_host_metrics())
         self.guard.check_metrics(report)
@@ -276,9 +274,6 @@ class Trainer:
         saves = self.folder.saves_at(iteration)
         return iteration % every == 0 or saves or self.progress.may_have_ended or self.done
 
-    def _log_last(self) -> None:
-        self.log(now=True)
-
     def _read_episodes(self) -> Episodes:
         """Return the episodes since the last row; raise NaN or infinity on all ranks."""
         try:
@@ -294,7 +289,8 @@ class Trainer:
         for watcher in self._watchers:
             added |= watcher(self, report)
         self.progress.evaluation = added.get("eval/return")
-        self.callbacks.on_evaluation({n: value for n, value in added.items() if n.startswith("eval/")}, self)
+        if evaluated := {name: value for name, value in added.items() if name.startswith("eval/")}:
+            self.callbacks.call("on_evaluation", evaluated, self)
         if self._watchers:
             self.progress.start_clock()
         return replace(report, metrics=report.metrics | added)
@@ -309,7 +305,7 @@ class Trainer:
 
     def _end(self) -> None:
         """Write the last row; save the run at its end, raise RunStopped after a signal."""
-        self._log_last()
+        self.log_now()
         stopped_by = self.guard.stop_signal
         if self.finished or stopped_by is not None:
             self.folder.save(self.state, final=True)

@@ -40,7 +40,7 @@ def test_every_kind_of_checkpoint_is_a_flag_and_runs_are_compared(tmp_path, caps
     [
         ("--checkpoints.save-every=0", "checkpoints.save_every=0 must be at least 1"),
         ("--checkpoints.keep-last=0", "checkpoints.keep_last=0 must be at least 1"),
-        ("--checkpoints.num-checkpoints=-1", "checkpoints.num_checkpoints=-1 must be at least 0"),
+        ("--checkpoints.num-checkpoints=-1", "checkpoints.num_checkpoints=-1 must not be negative"),
         ("--checkpoints.every=3", "unknown flag --checkpoints.every: did you mean --checkpoints.save-every"),
     ],
 )

@@ -11,12 +11,12 @@ import pytest
 from canter.app.cli import COMMANDS
 from canter.app.cli import index as index_module
 from canter.app.cli.index import (
-    SECTIONS,
     cache_file,
     cache_key,
     cached_index,
     read_index,
     registered_in_source,
+    sections,
     summary_of,
 )
 from canter.app.cli.parser import Parser
@@ -88,7 +88,7 @@ def test_the_help_has_the_cached_index_s_words(cached, monkeypatch):
 def test_the_cache_holds_what_is_registered(cached):
     (file,) = (Path(cached["XDG_CACHE_HOME"]) / "canter").iterdir()
     stored = json.loads(file.read_text())["index"]
-    assert stored == json.loads(json.dumps({section: compute() for section, compute in SECTIONS.items()}))
+    assert stored == json.loads(json.dumps({section: compute() for section, compute in sections().items()}))
 
 
 @pytest.fixture
@@ -96,7 +96,8 @@ def fresh(tmp_path, monkeypatch):
     """Reads the index in this process as if Canter were not imported whole; counts how often it is computed."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     computed = []
-    monkeypatch.setattr(index_module, "SECTIONS", {"presets": lambda: computed.append(1) or [["a", "b", 1]]})
+    section = {"presets": lambda: computed.append(1) or [["a", "b", 1]]}
+    monkeypatch.setattr(index_module, "sections", lambda: section)
 
     def read():
         cached_index.cache_clear()

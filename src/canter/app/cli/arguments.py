@@ -7,9 +7,8 @@ from pathlib import Path
 from canter.app.cli.parser import (
     Argument,
     SettingFlags,
-    console_kind,
-    export_formats,
-    log_names,
+    comma_separated,
+    name_in,
     one_of,
     positive_int,
     truth,
@@ -35,7 +34,7 @@ OUTPUT_ARGUMENTS = (
         "live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
         "or quiet",
         "KIND",
-        console_kind,
+        name_in("app.console.console:CONSOLES", "auto"),
         "auto",
     ),
     Argument(
@@ -44,7 +43,13 @@ OUTPUT_ARGUMENTS = (
         "N",
         whole_number,
     ),
-    Argument("--log", "metrics also to tensorboard, wandb or both: --log tensorboard,wandb", "NAMES", log_names, []),
+    Argument(
+        "--log",
+        "metrics also to tensorboard, wandb or both: --log tensorboard,wandb",
+        "NAMES",
+        comma_separated(name_in("app.experiments.session:LOGS")),
+        [],
+    ),
 )
 IMPORT_ARGUMENTS = (
     Argument("--parity", "settings of another library: keep its numbers exactly instead of using Canter's own forms"),
@@ -114,7 +119,7 @@ EXPORT_ARGUMENTS = (
         "formats of the files in the run's exports folder: onnx, torch, c, numpy (default onnx,torch), or leapp, which "
         "is onnx with LEAPP's YAML file",
         "FORMATS",
-        export_formats,
+        comma_separated(name_in("play.export:SUFFIXES", "leapp")),
     ),
     Argument(
         "--output",

@@ -20,16 +20,7 @@ from canter.app.cli.arguments import (
     TRAIN_ARGUMENTS,
     run_dir,
 )
-from canter.app.cli.parser import (
-    Argument,
-    Command,
-    Parser,
-    SettingFlags,
-    agent_name,
-    duration,
-    positive_int,
-    viewer_name,
-)
+from canter.app.cli.parser import Argument, Command, Parser, SettingFlags, duration, name_in, positive_int
 from canter.runs.records import CONFIG, RUNS
 
 STDOUT = "-"
@@ -187,7 +178,9 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
         (
             Argument("RUN", f"{POLICY_SOURCE}; not needed with --agent and --env", nargs="?"),
             *POLICY_ARGUMENTS[1:],
-            Argument("--agent", "act without a policy: zero (the action 0) or random", "NAME", agent_name),
+            Argument(
+                "--agent", "act without a policy: zero (the action 0) or random", "NAME", name_in("play.agents:AGENTS")
+            ),
             Argument("--video", "record to this new .mp4 or .gif file instead of opening a window", "FILE", Path),
             Argument("--caption", "show step, return and action in a strip below the picture"),
             Argument(
@@ -195,7 +188,7 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
                 "a viewer of mjlab: native, a window (the default for its tasks if there is a display), or viser, a "
                 "browser",
                 "NAME",
-                viewer_name,
+                name_in("play.video:VIEWERS"),
             ),
             Argument("--episodes", "episodes to play (default 1; no limit in a viewer)", "N", positive_int),
             Argument(

@@ -30,13 +30,13 @@ GYMNASIUM = "gymnasium.envs."
 
 
 def read_index(section: str) -> Any:
-    """Return a section of the index, see `SECTIONS`.
+    """Return a section of the index, see `sections`.
 
     Once Canter is imported whole, as in Python programs and with `--allow-import`, the section is
     computed, because more may be registered than the cache knows.
     """
     if "canter.app.api" in sys.modules:
-        return SECTIONS[section]()
+        return sections()[section]()
     return cached_index()[section]
 
 
@@ -65,7 +65,7 @@ def cached_index() -> dict[str, Any]:
     index = _read_cache(key)
     if index is None:
         import_module("canter.app.api")
-        index = {section: compute() for section, compute in SECTIONS.items()}
+        index = {section: compute() for section, compute in sections().items()}
         with contextlib.suppress(OSError):
             write_cache(key, index)
     return index
@@ -107,7 +107,7 @@ def _read_cache(key: str) -> dict[str, Any] | None:
     """Return the cached index; None if there is none for this key."""
     try:
         found = json.loads(cache_file().read_text())
-        if found["key"] == key and found["index"].keys() == SECTIONS.keys():
+        if found["key"] == key and isinstance(found["index"], dict):
             return found["index"]
     except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
         pass  # absent, damaged, or without a home folder
@@ -133,77 +133,36 @@ def gymnasium_ids() -> list[str]:
     return sorted(gymnasium.registry)
 
 
-def _settings() -> dict[str, str]:
-    from canter.config import TrainConfig
-    from canter.core.hints import config_keys, without_none
+def sections() -> dict[str, Callable[[], Any]]:
+    """Return the functions that compute the sections of the index from what is registered now; imports torch.
 
-    hints = config_keys(TrainConfig, with_old_names=True)
-    return {key: {int: "N", float: "X"}.get(without_none(hint), "NAME") for key, hint in hints.items()}
-
-
-def _free_settings() -> list[str]:
-    from canter.config import TrainConfig
-    from canter.core.hints import config_keys, is_free
-
-    return sorted(key for key, hint in config_keys(TrainConfig, with_old_names=True).items() if is_free(hint))
-
-
-def _old_settings() -> list[str]:
-    from canter.config import TrainConfig
-    from canter.core.hints import config_keys
-
-    return sorted({*config_keys(TrainConfig, with_old_names=True)} - {*config_keys(TrainConfig)})
-
-
-def _algorithms() -> list[str]:
-    from canter.algorithms.base import algorithms
-
-    return sorted(algorithms)
-
-
-def _tensor() -> dict[str, str]:
-    from canter.envs.tensor import tensor_envs
-
-    return {name: summary_of(tensor_envs[name]) for name in tensor_envs}
-
-
-def _schemes() -> dict[str, str]:
-    from canter.envs import schemes
-
-    return {name: summary_of(schemes[name]) for name in schemes}
-
-
-def _presets() -> list[list[Any]]:
-    from canter.config.presets import presets
-
-    return [[name, presets[name].env.id, presets[name].total_steps] for name in presets]
-
-
-def _namespaces() -> dict[str, str]:
-    from canter.envs.gymnasium.make import NAMESPACES
-
-    return {space: module for space, (module, _) in NAMESPACES.items()}
-
-
-def _gymnasium() -> list[str]:
+    They are: metavar of each setting by key, keys of settings with keys of the user's own, old
+    names of settings, algorithms, summaries of tensor environments and of schemes, presets (name,
+    environment, steps), modules that register namespaces with Gymnasium, and the ids of Gymnasium
+    itself.
+    """
     import gymnasium
 
-    entry_points = {name: str(gymnasium.registry[name].entry_point) for name in gymnasium_ids()}
-    return [name for name, entry_point in entry_points.items() if entry_point.startswith(GYMNASIUM)]
+    from canter.algorithms.base import algorithms
+    from canter.config import TrainConfig
+    from canter.config.presets import presets
+    from canter.core.hints import config_keys, is_free, without_none
+    from canter.envs import schemes
+    from canter.envs.gymnasium.make import NAMESPACES
+    from canter.envs.tensor import tensor_envs
 
-
-SECTIONS: dict[str, Callable[[], Any]] = {
-    "settings": _settings,
-    "free_settings": _free_settings,
-    "old_settings": _old_settings,
-    "algorithms": _algorithms,
-    "tensor": _tensor,
-    "schemes": _schemes,
-    "presets": _presets,
-    "namespaces": _namespaces,
-    "gymnasium": _gymnasium,
-}
-"""Sections of the index: metavar of each setting by key, keys of settings with keys of the user's
-own, old names of settings, algorithms, summaries of tensor environments and of schemes, presets
-(name, environment, steps), modules that register namespaces with Gymnasium, and the ids of
-Gymnasium itself."""
+    hints = config_keys(TrainConfig, with_old_names=True)
+    entry_points = {name: str(spec.entry_point) for name, spec in gymnasium.registry.items()}
+    return {
+        "settings": lambda: {
+            key: {int: "N", float: "X"}.get(without_none(hint), "NAME") for key, hint in hints.items()
+        },
+        "free_settings": lambda: sorted(key for key, hint in hints.items() if is_free(hint)),
+        "old_settings": lambda: sorted(hints.keys() - config_keys(TrainConfig).keys()),
+        "algorithms": lambda: sorted(algorithms),
+        "tensor": lambda: {name: summary_of(tensor_envs[name]) for name in tensor_envs},
+        "schemes": lambda: {name: summary_of(schemes[name]) for name in schemes},
+        "presets": lambda: [[name, presets[name].env.id, presets[name].total_steps] for name in presets],
+        "namespaces": lambda: {space: module for space, (module, _) in NAMESPACES.items()},
+        "gymnasium": lambda: sorted(name for name, place in entry_points.items() if place.startswith(GYMNASIUM)),
+    }

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib import import_module
 from typing import Any, NoReturn
 
 from canter.app.cli.index import known_algorithms, read_index
@@ -288,36 +289,16 @@ def truth(text: str) -> bool:
     return one_of("true", "false")(text.lower()) == "true"
 
 
-def console_kind(text: str) -> str:
-    """Convert the text of `--console`."""
-    from canter.app.console.console import CONSOLES
+def name_in(place: str, *more: str) -> Callable[[str], str]:
+    """Return the type of a flag that takes a key of the dict at MODULE:NAME, imported at its first use."""
 
-    return one_of("auto", *CONSOLES)(text)
+    def check(text: str) -> str:
+        module, _, name = place.partition(":")
+        return one_of(*more, *getattr(import_module(f"canter.{module}"), name))(text)
 
-
-def log_names(text: str) -> list[str]:
-    """Convert the text of `--log`."""
-    from canter.app.experiments.session import LOGS
-
-    return [one_of(*LOGS)(name) for name in text.split(",")]
+    return check
 
 
-def export_formats(text: str) -> list[str]:
-    """Convert the text of `--to` of `canter export`."""
-    from canter.play.export import SUFFIXES
-
-    return [one_of(*SUFFIXES, "leapp")(name) for name in text.split(",")]
-
-
-def viewer_name(text: str) -> str:
-    """Convert the text of `--viewer`."""
-    from canter.play.video import VIEWERS
-
-    return one_of(*VIEWERS)(text)
-
-
-def agent_name(text: str) -> str:
-    """Convert the text of `--agent`."""
-    from canter.play.agents import AGENTS
-
-    return one_of(*AGENTS)(text)
+def comma_separated(kind: Callable[[str], str]) -> Callable[[str], list[str]]:
+    """Return the type of a flag that takes several values of another type."""
+    return lambda text: [kind(name) for name in text.split(",")]
