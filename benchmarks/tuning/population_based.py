@@ -85,7 +85,6 @@ def main() -> None:
 def population(place: Path, seed: int, steps: int, jobs: int) -> dict[str, Any]:
     """Return the result of a population from the bad start."""
     import canter
-    from canter.app.tuning.tune import PbtResult
 
     start = time.perf_counter()
     result = canter.tune(
@@ -101,7 +100,7 @@ def population(place: Path, seed: int, steps: int, jobs: int) -> dict[str, Any]:
         total_steps=steps,
         algorithm={"optimizer": {"learning_rate": BAD_RATE}, "entropy_coef": 1e-3},
     )
-    assert isinstance(result, PbtResult)
+    assert result.run is not None
     outcome = result.outcome
     seconds = time.perf_counter() - start
     lasting = {"seed": 100 * (seed + 1), "return": full_return(result.run), "seconds": seconds}

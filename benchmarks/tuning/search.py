@@ -1,6 +1,7 @@
 """`canter tune` beside Optuna with Stable-Baselines3, as rl-zoo searches: same trials, budget, ranges and cores.
 
     python benchmarks/tuning/search.py [--tasks CartPole-v1] [--trials 40] [--steps 50000] [--cores 0,1:2,3]
+        [--folder FOLDER]
 
 Both search the learning rate in [1e-5, 1e-1], the discount, the clip range and the entropy coefficient around
 published settings: Canter's preset, and rl-zoo's tuned settings (commit 00128b5). Both have two cores and run two
@@ -10,7 +11,10 @@ The other side is rl-zoo's pattern: TPE with ten random trials, the median prune
 (rl-zoo's own number of evaluations would be one here, and prune nothing; it has five), five episodes each, a journal
 that two processes share. `search` is the wall time until the winner is known: `canter tune` as a whole, with the
 fresh seeds that rl-zoo does not have. Then both winners, and the preset, train on ten seeds that no search has seen,
-for the same steps, and play 100 episodes each. JSON goes to `results/search.json`.
+for the same steps, and play 100 episodes each. JSON goes to `results/search.json`, as results come.
+
+With `--folder`, what ran there is kept: if this is killed, the same command continues. The seconds of a part are
+those of all its sessions; processor seconds are those of its last one.
 """
 
 from __future__ import annotations
@@ -56,6 +60,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40)
     parser.add_argument("--steps", type=int, default=50_000)
     parser.add_argument("--cores", help="cores of Canter and of the other side, such as 0,1:2,3")
+    parser.add_argument("--folder", type=Path, help="folder in which a killed comparison continues")
     parser.add_argument("--limit", type=float, default=1e9, help="seconds after which nothing new is started")
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--work", type=str, help="(internal) the order of a process, as JSON")
@@ -66,23 +71,33 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     until = time.monotonic() + options.limit
     document: dict[str, Any] = {"trials": options.trials, "steps": options.steps, "space": SPACE, "tasks": {}}
-    document["tasks"] = {task: {} for task in options.tasks}
+    if options.folder is not None and options.out.is_file():
+        document |= json.loads(options.out.read_text())
+    for task in options.tasks:
+        document["tasks"].setdefault(task, {})
     sides = {"canter": canter_side, "sb3": sb3_side}
     cores = {"canter": None, "sb3": None}
     if options.cores:
         cores = dict(zip(sides, options.cores.split(":"), strict=True))
 
+    lock = threading.Lock()
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+
     def note(task: str, **facts: Any) -> None:
-        print(task, json.dumps(facts), flush=True)
-        document["tasks"][task] |= facts
-        options.out.write_text(json.dumps(document, indent=1) + "\n")
+        with lock:
+            document["tasks"][task] |= facts
+            options.out.write_text(json.dumps(document, indent=1) + "\n")
 
     def run(side: str) -> None:
         for task in options.tasks:
             if time.monotonic() < until:
-                with tempfile.TemporaryDirectory() as folder:
-                    place = Place(Path(folder), cores[side], side, functools.partial(note, task))
+                with tempfile.TemporaryDirectory() as temporary:
+                    folder = Path(temporary) if options.folder is None else options.folder.absolute() / task / side
+                    folder.mkdir(parents=True, exist_ok=True)
+                    known = document["tasks"][task]
+                    place = Place(folder, cores[side], side, functools.partial(note, task), known)
                     sides[side](place, task, options.trials, options.steps)
+                    print(task, json.dumps(known), flush=True)
 
     threads = [threading.Thread(target=run, args=(side,)) for side in sides]
     for thread in threads:
@@ -94,21 +109,32 @@ def main() -> None:
 
 
 class Place:
-    """A folder and the cores of one side, and who takes its results."""
+    """A folder and the cores of one side, the results that are known, and who takes further ones."""
 
-    def __init__(self, folder: Path, cores: str | None, side: str, take: Callable[..., None]) -> None:
+    def __init__(
+        self, folder: Path, cores: str | None, side: str, take: Callable[..., None], known: dict[str, Any]
+    ) -> None:
         self.folder = folder
         self.prefix = ["taskset", "-c", cores] if cores else []
         self.side = side
         self.take = take
+        self.known = known
 
-    def run(self, *commands: list[str]) -> dict[str, float]:
-        """Run commands side by side; return wall and processor seconds. Raises with the output if one fails."""
-        before = time.perf_counter()
+    def lacks(self, name: str) -> bool:
+        """Return whether a result is not known as a whole."""
+        return not self.known.get(f"{self.side}_{name}", {"done": False}).get("done", True)
+
+    def run(self, name: str, *commands: list[str]) -> None:
+        """Run commands side by side and note wall and processor seconds. Raises with the output if one fails."""
+        earlier = self.known.get(f"{self.side}_{name}", {}).get("seconds", 0.0)
+        before = time.perf_counter() - earlier
         started = []
         for number, command in enumerate(commands):
             log = (self.folder / f"output{number}.txt").open("w")
             started.append(subprocess.Popen([*self.prefix, *command], cwd=self.folder, stdout=log, stderr=log))
+        while any(not exited(process.pid) for process in started):
+            self.note(**{name: {"seconds": time.perf_counter() - before, "done": False}})
+            time.sleep(1.0)
         used = 0.0
         for number, process in enumerate(started):
             _, status, usage = os.wait4(process.pid, 0)
@@ -116,7 +142,7 @@ class Place:
             used += usage.ru_utime + usage.ru_stime
             if process.returncode:
                 raise RuntimeError((self.folder / f"output{number}.txt").read_text()[-2000:])
-        return {"seconds": time.perf_counter() - before, "processor_seconds": used}
+        self.note(**{name: {"seconds": time.perf_counter() - before, "processor_seconds": used}})
 
     def note(self, **facts: Any) -> None:
         """Hand over results."""
@@ -128,13 +154,20 @@ def canter_side(place: Place, task: str, trials: int, steps: int) -> None:
     canter = [sys.executable, "-m", "canter"]
     ranges = [text for key, spec in SPACE.items() for text in (f"--space.{key}", spec)]
     plan = ["--trials", str(trials), "--total-steps", str(steps), "--jobs", "2", "--name", "search"]
-    place.note(search=place.run([*canter, "tune", task, *plan, *ranges]))
+    if place.lacks("search"):
+        begun = (place.folder / "runs" / "search" / "tune.json").is_file()
+        what = ["runs/search", "--jobs", "2"] if begun else [task, *plan, *ranges]
+        place.run("search", [*canter, "tune", *what])
+        place.note(summary=(place.folder / "output0.txt").read_text().splitlines()[-8:])
     head = (place.folder / "runs" / "search" / "best.yaml").read_text().partition("\n")[0]
-    output = (place.folder / "output0.txt").read_text().splitlines()
-    place.note(winner=head, summary=output[-8:])
+    place.note(winner=head)
     seeds = f"{UNSEEN.start}..{UNSEEN.stop - 1}"
     for name, flags in {"winner": ["--config", "runs/search/best.yaml"], "preset": []}.items():
-        place.run([*canter, "sweep", task, *flags, "--total-steps", str(steps), "--seed", seeds, "--name", name])
+        if not place.lacks(f"{name}_unseen"):
+            continue
+        begun = (place.folder / "runs" / name / "sweep.json").is_file()
+        what = [task, *flags, "--total-steps", str(steps), "--seed", seeds, "--name", name]
+        place.run(f"{name}_training", [*canter, "sweep", *([f"runs/{name}"] if begun else what), "--jobs", "2"])
         records = sorted((place.folder / "runs" / name).glob("seed*/run.json"))
         place.note(**{f"{name}_unseen": summary([json.loads(path.read_text())["score"]["mean"] for path in records])})
 
@@ -143,15 +176,21 @@ def sb3_side(place: Place, task: str, trials: int, steps: int) -> None:
     """Search with Optuna and Stable-Baselines3 in two processes, then train the winner on the unseen seeds."""
     order = {"task": task, "trials": trials, "steps": steps, "journal": str(place.folder / "journal")}
     me = [sys.executable, str(Path(__file__).resolve()), "--work"]
-    both = ([*me, json.dumps({**order, "what": "search", "seed": seed})] for seed in (0, 1))
-    place.note(search=place.run(*both))
+    if place.lacks("search"):
+        place.run("search", *([*me, json.dumps({**order, "what": "search", "seed": seed})] for seed in (0, 1)))
     trial = study_of(order, 0).best_trial
     place.note(winner={"trial": trial.number, "score": trial.value, **trial.params})
-    halves = [[*UNSEEN][0::2], [*UNSEEN][1::2]]
-    orders = [{**order, "what": "train", "params": trial.params, "seeds": seeds} for seeds in halves]
-    place.run(*([*me, json.dumps(each)] for each in orders))
-    scores = [json.loads((place.folder / f"output{i}.txt").read_text().splitlines()[-1]) for i in range(2)]
-    place.note(winner_unseen=summary([*scores[0], *scores[1]]))
+    files = {seed: place.folder / f"unseen{seed}.json" for seed in UNSEEN}
+    if place.lacks("winner_unseen"):
+        missing = [seed for seed, file in files.items() if not file.is_file()]
+        orders = [{**order, "what": "train", "params": trial.params, "seeds": missing[i::2]} for i in (0, 1)]
+        place.run("winner_training", *([*me, json.dumps(each)] for each in orders))
+        place.note(winner_unseen=summary([json.loads(file.read_text()) for file in files.values()]))
+
+
+def exited(pid: int) -> bool:
+    """Return whether a process has ended, without collecting it."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def summary(scores: list[float]) -> dict[str, Any]:
@@ -183,8 +222,9 @@ def work(order: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     if order["what"] == "train":
-        scores = [train_sb3(order, order["params"], seed, None) for seed in order["seeds"]]
-        print(json.dumps(scores))
+        for seed in order["seeds"]:
+            score = train_sb3(order, order["params"], seed, None)
+            Path(f"unseen{seed}.json").write_text(json.dumps(score))
         return
     import optuna
 

@@ -10,7 +10,7 @@ import torch
 from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
 
 from canter.app.tuning.exploit import PbtConfig, imported_pbt
-from canter.app.tuning.pbt import check_population
+from canter.app.tuning.pbt import Population
 from canter.compat import ImportRefused, import_config
 from canter.core.plain import ConfigError
 from canter.core.registry import UserError
@@ -535,11 +535,11 @@ def test_a_population_selects_the_rule_of_rl_games():
         "algorithm.gamma": "1e-3x..1e3x:log1m",
     }
     assert (
-        check_population(plan, replace(imported.config, total_steps=10**9)).space["algorithm.clip_ratio"]
+        Population.check(plan, replace(imported.config, total_steps=10**9)).space["algorithm.clip_ratio"]
         == "3e-05..3000:log"
     )
     with pytest.raises(UserError, match=r"add --total-steps 256"):  # 2 epochs of 8 x 16 transitions
-        check_population(plan, imported.config)
+        Population.check(plan, imported.config)
 
 
 def test_a_population_that_is_off_is_read_and_without_effect():

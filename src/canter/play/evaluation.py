@@ -78,6 +78,12 @@ class Evaluation:
         low, high = np.percentile(means, (2.5, 97.5))
         return float(low), float(high)
 
+    @property
+    def record(self) -> dict[str, float]:
+        """Numbers for the record of a run."""
+        low, high = self.confidence_interval
+        return {"mean": self.mean, "std": self.std, "low": low, "high": high, "episodes": len(self.return_)}
+
     def to_dict(self) -> dict[str, Any]:
         """Return statistics and every episode as plain data for JSON."""
         return {

@@ -11,7 +11,7 @@ import pytest
 
 from canter.app.cli import main
 from canter.app.cli.tools import values_of
-from canter.app.experiments.sweep import combinations
+from canter.app.experiments.plans import Commands, Sweep, SweepRun, combinations
 
 
 def test_values_are_ranges_lists_or_whole_texts():
@@ -89,3 +89,20 @@ def test_a_sweep_continues_a_killed_run_and_writes_one_report(tmp_path):
         rows = (victim.parent / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(row)["env_steps"] for row in rows] == list(range(64, 3841, 64))
     assert (victim.parent / "report.html").is_file()
+
+
+def test_a_sweep_does_the_runs_that_no_process_has_finished(tmp_path):
+    commands = Commands(tmp_path, ["train"], {"a": ["--seed=0"], "b": ["--seed=1"], "c": ["--seed=2"]})
+    first = Sweep(commands)
+    second = Sweep(commands)
+    assert [run.name for run in second.next_runs()] == ["a", "b", "c"]
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "run.json").write_text(json.dumps({"status": "finished", "score": {"mean": 3.0}}))
+    (tmp_path / "a" / "metrics.jsonl").write_text(json.dumps({"env_steps": 64, "return": 2.0}) + "\n")
+    run = SweepRun("a")
+    failing = SweepRun("b")
+    assert first.record(run, failed=False) == "a: finished, 64 steps, return 2.00, score 3.00"
+    assert [left.name for left in second.next_runs()] == ["b", "c"] and second.is_done(run)
+    assert first.record(failing, failed=True).startswith("b: failed, no steps")
+    assert [left.name for left in first.next_runs()] == ["c"] and first.failed == ["b"]  # not again in this session
+    assert first.progress() == {"progress": "2 of 3 to go"} and [*first.table()] == ["a", "b", "c"]

@@ -12,15 +12,9 @@ from canter.app.cli import main
 from canter.app.report.population import write_population_report
 from canter.app.tuning.copying import copy_learner
 from canter.app.tuning.exploit import PbtConfig, choose_by_threshold, choose_by_truncation, explore
-from canter.app.tuning.pbt import (
-    PbtOutcome,
-    check_population,
-    create_population,
-    open_population,
-    population_lines,
-    population_progress,
-)
+from canter.app.tuning.pbt import PbtOutcome, Population
 from canter.app.tuning.space import parse_dimension
+from canter.app.tuning.tune import create_plan, open_plan
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError
 from canter.core.registry import UserError
@@ -41,8 +35,8 @@ def rng():
 
 def new_population(folder, **plan):
     folder.mkdir()
-    plan = check_population(PbtConfig(**{"members": 5, "interval": 1000, "space": SPACE, **plan}), BASE)
-    return create_population(folder, plan, BASE)
+    plan = Population.check(PbtConfig(**{"members": 5, "interval": 1000, "space": SPACE, **plan}), BASE)
+    return create_plan(folder, plan, BASE)
 
 
 def made_up(population, job):
@@ -56,13 +50,13 @@ def run_all(population, monkeypatch, reopen=False):
     copies = []
     monkeypatch.setattr("canter.app.tuning.pbt.copy_learner", lambda *arguments: copies.append(arguments))
     kill = random.Random(1)
-    while jobs := population.next_jobs():
+    while jobs := population.next_runs():
         for job in reversed(jobs) if reopen else jobs:
             population.note_result(job, made_up(population, job), 1.0, 1.0)
             if reopen and kill.random() < 0.3:
                 with population.lineage.file.open("ab") as file:
                     file.write(b'{"event": "sco')  # a line that the kill cuts off
-                population = open_population(population.folder)
+                population = open_plan(population.folder)
     return population, copies
 
 
@@ -135,7 +129,7 @@ def test_a_population_that_is_killed_takes_the_same_decisions(tmp_path, monkeypa
 
 def test_decisions_are_on_the_disk_before_they_are_carried_out(tmp_path, monkeypatch):
     population = new_population(tmp_path / "a")
-    for job in population.next_jobs():
+    for job in population.next_runs():
         population.note_result(job, made_up(population, job), 1.0, 1.0)
     done = []
 
@@ -147,13 +141,13 @@ def test_decisions_are_on_the_disk_before_they_are_carried_out(tmp_path, monkeyp
 
     monkeypatch.setattr("canter.app.tuning.pbt.copy_learner", killed)
     with pytest.raises(KeyboardInterrupt):
-        population.next_jobs()
-    again = open_population(population.folder)
+        population.next_runs()
+    again = open_plan(population.folder)
     with pytest.raises(KeyboardInterrupt):
-        again.next_jobs()
+        again.next_runs()
     assert len(done) == 2 and done[0] == done[1]
     monkeypatch.setattr("canter.app.tuning.pbt.copy_learner", lambda *arguments: None)
-    assert {job.steps for job in again.next_jobs()} == {2000}
+    assert {job.steps for job in again.next_runs()} == {2000}
 
 
 def trained(folder, seed, **algorithm):
@@ -214,15 +208,15 @@ def test_ancestors_are_those_whose_weights_a_member_has(tmp_path, monkeypatch):
 
 def test_the_report_draws_the_lineage_in_one_file_without_network(tmp_path, monkeypatch):
     population, _ = run_all(new_population(tmp_path / "a"), monkeypatch)
-    scores = {population.path(member).name: score for member, score in enumerate(population.final_scores())}
+    scores = {population.member_path(member).name: score for member, score in enumerate(population.final_scores())}
     best = max(scores, key=lambda name: scores[name] or 0.0)
     outcome = PbtOutcome(best, population.lineage.settings(0), scores, 12.5)
     page = write_population_report(population, outcome).read_text()
     assert page.count("<title>") == 1 + 5 * 9  # a bar for each member and interval
     assert "http" not in page.replace("http-equiv", "")
-    text = "\n".join(population_lines(outcome, population.names))
+    text = "\n".join(population.lines(outcome))
     assert outcome.winner in text and "12.50 in 100 further episodes" in text
-    assert population_progress(population)["progress"] == "9 of 9 intervals, 5 members"
+    assert population.progress()["progress"] == "9 of 9 intervals, 5 members"
 
 
 @pytest.mark.parametrize(
@@ -232,7 +226,7 @@ def test_the_report_draws_the_lineage_in_one_file_without_network(tmp_path, monk
         (["--pbt.members", "1"], "pbt.members=1: a population has at least 2"),
         (["--pbt", "--pbt.rule", "treshold"], "unknown name 'treshold', did you mean threshold?"),
         (["--pbt", "--pbt.share", "0.7"], "pbt.share=0.7 must be above 0 and at most 0.5"),
-        (["--pbt", "--total-steps", "null", "--until.iterations", "3"], "a population is compared after equal steps"),
+        (["--pbt", "--total-steps", "null", "--until.iterations", "3"], "a population compares runs after equal steps"),
         (["--pbt", "--space.algorithm.model.policy.activation", "tanh,relu"], "cannot change when a run goes on"),
         (["--pbt.membres", "4"], "did you mean --pbt.members"),
     ],
@@ -251,12 +245,12 @@ def test_only_the_main_rate_may_follow_the_kl(tmp_path):
     config = TrainConfig(env=BASE.env, algorithm=algorithm, total_steps=9000)
     space = {"algorithm.critic_optimizer.learning_rate": "1e-4..1e-3:log"}
     with pytest.raises(ConfigError, match="starts a rate that follows the KL"):
-        check_population(PbtConfig(space=space), config)
+        Population.check(PbtConfig(space=space), config)
 
 
 def test_a_population_whose_members_all_fail_says_so(tmp_path, monkeypatch):
     population = new_population(tmp_path / "a")
     with pytest.raises(UserError, match=r"all 5 members failed; see .*member-000"):
-        while jobs := population.next_jobs():
+        while jobs := population.next_runs():
             for job in jobs:
                 population.note_result(job, None, 0.0)

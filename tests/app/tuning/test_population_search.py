@@ -11,11 +11,11 @@ from canter.app.experiments.population import population_config
 from canter.app.experiments.settings import with_overrides
 from canter.app.report.tuning import write_search_report
 from canter.app.tuning.outcome import outcome_of
+from canter.app.tuning.plan import Job
 from canter.app.tuning.population import PopulationSearch
-from canter.app.tuning.runner import Job
 from canter.app.tuning.search import TuneConfig
 from canter.app.tuning.space import plain_values
-from canter.app.tuning.tune import check_search, create_search, open_search
+from canter.app.tuning.tune import create_plan, open_plan
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.envs import EnvConfig
@@ -30,12 +30,12 @@ def new_search(folder, **plan):
     pytest.importorskip("optuna")
     folder.mkdir()
     few = {"trials": 10, "population": 4, "seeds": 2, "finalists": 2, "final_seeds": 2}
-    create_search(folder, check_search(TuneConfig(**{**few, **plan}), BASE), BASE)
+    create_plan(folder, PopulationSearch.check(TuneConfig(**{**few, **plan}), BASE), BASE)
     return reopened(folder)
 
 
 def reopened(folder):
-    search = open_search(folder)
+    search = open_plan(folder)
     assert isinstance(search, PopulationSearch)
     return search
 
@@ -44,7 +44,7 @@ def run_all(search, reopen=False):
     """Do all programs with scores that are made up; with `reopen` the search is killed now and then."""
     kill = random.Random(0)
     sizes = []
-    while jobs := search.next_jobs():
+    while jobs := search.next_runs():
         for job in reversed(jobs) if reopen else jobs:
             keys = search.programs[search.program_of(job)]
             sizes.append(len(keys))
@@ -73,7 +73,7 @@ def test_trials_share_programs_and_a_search_that_is_killed_runs_the_same_ones(tm
 
 def test_a_member_learns_with_the_settings_that_a_single_run_of_its_trial_has(tmp_path):
     search = new_search(tmp_path / "a")
-    [*programs] = search.next_jobs()
+    [*programs] = search.next_runs()
     assert [job.name for job in programs] == ["population-000-seed0"]
     arguments = search.arguments(programs[0])
     written = read_config(search.folder / "population-000.yaml", within=search.folder).over(TrainConfig())
@@ -86,7 +86,7 @@ def test_a_member_learns_with_the_settings_that_a_single_run_of_its_trial_has(tm
 
 def test_results_of_members_are_read_from_their_folders(tmp_path):
     search = new_search(tmp_path / "a", trials=4)
-    [job] = search.next_jobs()
+    [job] = search.next_runs()
     for number in range(4):
         path = search.path(Job(f"trial-{number:03}", 0, 9000))
         path.mkdir(parents=True)

@@ -12,6 +12,7 @@ import pytest
 
 from canter.algorithms.ppo import PPOConfig
 from canter.app.cli import main
+from canter.app.experiments.plans import claim
 from canter.app.experiments.settings import with_overrides
 from canter.app.report.tuning import write_search_report
 from canter.app.tuning.outcome import (
@@ -24,11 +25,10 @@ from canter.app.tuning.outcome import (
     write_winner,
 )
 from canter.app.tuning.results import UNREACHED, format_score, seconds_score
-from canter.app.tuning.runner import claim
-from canter.app.tuning.search import FRESH, TuneConfig
+from canter.app.tuning.search import FRESH, Search, TuneConfig
 from canter.app.tuning.space import plain_values
 from canter.app.tuning.study import PED_ANOVA, RANKS
-from canter.app.tuning.tune import check_search, create_search, open_search
+from canter.app.tuning.tune import create_plan, open_plan
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
@@ -43,8 +43,8 @@ SPACE = {"algorithm.gamma": "0.5..0.999:log1m", "algorithm.epochs": "1..10"}
 def new_search(folder, base=BASE, **plan):
     pytest.importorskip("optuna")
     folder.mkdir()
-    plan = check_search(TuneConfig(**{"trials": 12, "space": SPACE, **plan}), base)
-    return create_search(folder, plan, base)
+    plan = Search.check(TuneConfig(**{"trials": 12, "space": SPACE, **plan}), base)
+    return create_plan(folder, plan, base)
 
 
 def made_up(search, job):
@@ -56,11 +56,11 @@ def made_up(search, job):
 def run_all(search, score=made_up, reopen=False):
     """Do all runs; with `reopen` the search is killed now and then, and they end in another order."""
     kill = random.Random(0)
-    while jobs := search.next_jobs():
+    while jobs := search.next_runs():
         for job in reversed(jobs) if reopen else jobs:
             search.note_result(job, score(search, job), 1.0)
             if reopen and kill.random() < 0.2:
-                search = open_search(search.folder)
+                search = open_plan(search.folder)
     return search
 
 
@@ -98,25 +98,25 @@ def test_a_search_whose_process_is_killed_20_times_loses_no_trial(tmp_path):
     for _ in range(20):
         child = os.fork()
         if child == 0:
-            run_all(open_search(folder))
+            run_all(open_plan(folder))
             os._exit(0)
         time.sleep(moments.uniform(0.0, 0.1))
         os.kill(child, signal.SIGKILL)
         killed += os.WIFSIGNALED(os.waitpid(child, 0)[1])
     assert killed >= 3  # the search may be done before the others
-    again = run_all(open_search(folder))
+    again = run_all(open_plan(folder))
     assert again.study.trials == whole.study.trials and outcome_of(again) == outcome_of(whole)
 
 
 def test_two_processes_share_the_trials_of_a_folder(tmp_path):
     alone = run_all(new_search(tmp_path / "a", trials=14))
     first = new_search(tmp_path / "b", trials=14)
-    second = open_search(first.folder)
+    second = open_plan(first.folder)
     turn = random.Random(1)
     while True:
         search = turn.choice([first, second])
         search.refresh()
-        jobs = search.next_jobs()
+        jobs = search.next_runs()
         if not jobs:
             break
         job = turn.choice(jobs)
@@ -124,7 +124,7 @@ def test_two_processes_share_the_trials_of_a_folder(tmp_path):
         search.add_time(search.spent + 1)
     assert search.study.trials == alone.study.trials
     assert outcome_of(search) == outcome_of(alone)
-    assert open_search(first.folder).spent == len([key for key in search.study.notes if "@" in key])
+    assert open_plan(first.folder).spent == len([key for key in search.study.notes if "@" in key])
 
 
 def test_a_process_claims_a_run_that_no_other_one_has(tmp_path):
@@ -152,7 +152,7 @@ def test_seconds_to_a_goal_are_a_score(tmp_path):
 
 def test_the_pareto_front_has_the_best_returns_for_their_time(tmp_path):
     search = new_search(tmp_path / "a")
-    jobs = search.next_jobs()
+    jobs = search.next_runs()
     for job, return_, seconds in zip(jobs, [5, 9, 9, 7, 1], [3.0, 8.0, 6.0, 7.0, 1.0], strict=False):
         search.note_result(job, return_, seconds, return_)
     assert [name for name, _ in pareto_front(search)] == ["trial-002@1000", "trial-000@1000", "trial-004@1000"]
@@ -161,13 +161,13 @@ def test_the_pareto_front_has_the_best_returns_for_their_time(tmp_path):
 
 def test_a_line_that_was_cut_off_by_a_kill_is_no_harm(tmp_path):
     search = new_search(tmp_path / "a")
-    search.next_jobs()
+    search.next_runs()
     with (search.folder / "study.journal").open("ab") as file:
         file.write(b'{"op_code": 2, "wor')
-    again = open_search(search.folder)
+    again = open_plan(search.folder)
     assert again.study.trials == search.study.trials
     again.study.note("later", 1)
-    assert open_search(search.folder).study.notes["later"] == 1
+    assert open_plan(search.folder).study.notes["later"] == 1
 
 
 def test_trials_get_more_seeds_only_where_they_overlap(tmp_path):
@@ -183,7 +183,7 @@ def test_trials_get_more_seeds_only_where_they_overlap(tmp_path):
 def test_finalists_meet_the_base_settings_on_fresh_seeds(tmp_path):
     search = new_search(tmp_path / "a", finalists=1, final_seeds=2)
     seen = []
-    while jobs := search.next_jobs():
+    while jobs := search.next_runs():
         seen += jobs
         for job in jobs:
             search.note_result(job, made_up(search, job), 1.0, job.seed)
@@ -243,7 +243,7 @@ def test_trials_that_fail_are_the_worst_and_a_search_without_any_other_says_so(t
 
 def test_a_budget_ends_the_generations_and_limits_the_fresh_seeds(tmp_path):
     search = new_search(tmp_path / "a", trials=None, budget=100.0)
-    while jobs := search.next_jobs():
+    while jobs := search.next_runs():
         for job in jobs:
             search.note_result(job, made_up(search, job), 1.0, job.seed)
             search.spent += 1.0
@@ -254,13 +254,13 @@ def test_a_budget_ends_the_generations_and_limits_the_fresh_seeds(tmp_path):
 
 def test_trials_can_be_added_to_a_search(tmp_path):
     search = run_all(new_search(tmp_path / "a"))
-    longer = run_all(open_search(search.folder, trials=18))
+    longer = run_all(open_plan(search.folder, trials=18))
     assert longer.study.trials[:12] == search.study.trials and len(longer.study.trials) == 18
 
 
 def test_progress_names_the_best_and_the_time_left(tmp_path):
     search = new_search(tmp_path / "a")
-    for job in search.next_jobs():
+    for job in search.next_runs():
         search.note_result(job, made_up(search, job), 1.0, job.seed)
     search.spent = 12.0
     state = progress_of(search)
@@ -281,7 +281,7 @@ def test_the_report_is_one_file_without_network(tmp_path):
 
 def test_the_importance_of_few_trials_is_their_rank_correlation(tmp_path):
     search = new_search(tmp_path / "a")
-    search.next_jobs()
+    search.next_runs()
     gammas = [float(texts["algorithm.gamma"]) for texts in search.study.trials]
     some = sorted(range(12), key=gammas.__getitem__)[:5]
     scores = {number: float(place) ** 3 for place, number in enumerate(some)}  # as gamma, so its correlation is 1

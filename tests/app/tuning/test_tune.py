@@ -11,7 +11,7 @@ import time
 import pytest
 
 import canter
-from canter.app.tuning.tune import open_search
+from canter.app.tuning.tune import open_plan
 from canter.config.files import read_config
 from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.lock import is_locked
@@ -37,7 +37,7 @@ def test_a_search_that_is_killed_again_and_again_has_the_same_trials_and_scores(
     pytest.importorskip("optuna")
     whole = start(tmp_path, "tensor:cartpole", *FLAGS, *PLAN, "--name", "whole")
     assert whole.wait(300) == 0
-    expected = open_search(tmp_path / "runs" / "whole")
+    expected = open_plan(tmp_path / "runs" / "whole")
     moments = random.Random(0)
     folder = tmp_path / "runs" / "killed"
     search = start(tmp_path, "tensor:cartpole", *FLAGS, *PLAN, "--name", "killed")
@@ -53,7 +53,7 @@ def test_a_search_that_is_killed_again_and_again_has_the_same_trials_and_scores(
         search = start(tmp_path, str(folder), "--jobs", "1" if kill % 2 else "2")
     assert search.wait(300) == 0
     assert "fresh seeds" in (tmp_path / "output.txt").read_text()
-    again = open_search(folder)
+    again = open_plan(folder)
     assert again.study.trials == expected.study.trials
     assert results(again) == results(expected)
     best = [read_config(path / "best.yaml").plain for path in (folder, expected.folder)]
@@ -66,7 +66,7 @@ def test_rungs_learn_what_a_run_without_pauses_learns(tmp_path):
     settings = {"algorithm": {"horizon": 32, "num_minibatches": 4}, "env": {"num_envs": 4}, "total_steps": 4096}
     plan = {"trials": 3, "seeds": 1, "finalists": 1, "final_seeds": 1, "jobs": 2, "run_dir": tmp_path}
     result = canter.tune("tensor:cartpole", space={"algorithm.gamma": "0.9..0.99"}, name="search", **plan, **settings)
-    search = open_search(result.path)
+    search = open_plan(result.path)
     [number] = search.rung_scores(4096)
     texts = search.study.trials[number]
     settings["algorithm"]["gamma"] = float(texts["algorithm.gamma"])

@@ -8,31 +8,25 @@ import re
 import shlex
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import get_origin
 
 import torch
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
 
 from canter.algorithms.base import plan_of
 from canter.app.check.before_run import check_machine, print_findings, run_checks
 from canter.app.check.plan import format_count
 from canter.app.cli.commands import parse_arguments
 from canter.app.cli.parser import UsageError, hyphenated
-from canter.app.cli.process import exit_on_sigterm
+from canter.app.cli.process import run_or_stop
 from canter.app.cli.settings import import_settings, merged_config, setting_hints
-from canter.app.console.text import format_number, printable, terminal_stream
 from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings
 from canter.app.doctor.environment import diagnose_env
 from canter.app.doctor.trial import try_change
-from canter.app.experiments.folders import stored_config
+from canter.app.experiments.folders import new_plan_folder, stored_config
+from canter.app.experiments.plans import Commands, Sweep, combinations
 from canter.app.experiments.session import program
-from canter.app.experiments.sweep import Sweep, SweepProgress, combinations, new_sweep_folder, run_sweep
 from canter.app.report import write_report
 from canter.app.report.differences import comparison_lines
 from canter.compat import ImportRefused, import_run
@@ -190,33 +184,29 @@ def sweep_command(arguments: argparse.Namespace) -> None:
     """Train many runs: seeds, and settings with several values."""
     places = [] if arguments.env is None else [Path(arguments.env), arguments.run_dir / arguments.env]
     existing = next((path for path in places if (path / SWEEP).is_file()), None)
-    sweep = new_sweep(arguments) if existing is None else Sweep.read(existing)
+    commands = new_sweep(arguments) if existing is None else Commands.read(existing)
     if arguments.print_commands:
-        for name in sweep.runs:
-            print(shlex.join([*shlex.split(program()), *sweep.arguments(name)]))
+        for name in commands.runs:
+            print(shlex.join([*shlex.split(program()), *commands.arguments(name)]))
         return
-    sweep.folder.mkdir(parents=True, exist_ok=True)
-    sweep.write()
+    commands.folder.mkdir(parents=True, exist_ok=True)
+    commands.write()
+    sweep = Sweep(commands)
     jobs = arguments.jobs or cores()
-    print(f"{len(sweep.runs)} runs, {jobs} at a time, in {sweep.folder}", flush=True)
-    try:
-        with exit_on_sigterm(), progress_display(sweep) as on_change:
-            progress = run_sweep(sweep, jobs, on_change)
-    except KeyboardInterrupt:
-        print(f"canter: stopped; go on with: {program()} sweep {shlex.quote(str(sweep.folder))}", file=sys.stderr)
-        sys.exit(130)
-    folders = [sweep.folder / name for name in sweep.runs]
+    print(f"{len(commands.runs)} runs, {jobs} at a time, in {sweep.folder}", flush=True)
+    run_or_stop(sweep, jobs, "sweep")
+    folders = [sweep.folder / name for name in commands.runs]
     with_metrics = [folder for folder in folders if (folder / METRICS).is_file()]
     if with_metrics:
         print("\n".join(comparison_lines(with_metrics)))
         print(f"The report is in {write_report(with_metrics, sweep.folder / 'report.html')}")
-    if progress.failed:
-        logs = ", ".join(str(sweep.folder / f"{name}.log") for name in progress.failed)
-        print(f"canter: {len(progress.failed)} of {len(sweep.runs)} runs failed; see {logs}", file=sys.stderr)
+    if sweep.failed:
+        logs = ", ".join(str(sweep.folder / f"{name}.log") for name in sweep.failed)
+        print(f"canter: {len(sweep.failed)} of {len(commands.runs)} runs failed; see {logs}", file=sys.stderr)
         sys.exit(1)
 
 
-def new_sweep(arguments: argparse.Namespace) -> Sweep:
+def new_sweep(arguments: argparse.Namespace) -> Commands:
     """Return the requested runs; check every combination of settings before any run starts."""
     varied = {
         hyphenated(key): [value for text in texts for value in values_of(text, key)]
@@ -233,9 +223,9 @@ def new_sweep(arguments: argparse.Namespace) -> Sweep:
     permissions = [f"--allow-import={module}" for module in allowed_imports()]
     base = [*permissions, "train", *common]
     if arguments.print_commands:
-        return Sweep(arguments.run_dir / (arguments.name or "sweep"), base, runs)
-    folder = new_sweep_folder(arguments.run_dir, arguments.env or "runs", arguments.name)
-    return Sweep(folder, base, runs)
+        return Commands(arguments.run_dir / (arguments.name or "sweep"), base, runs)
+    folder = new_plan_folder(arguments.run_dir, arguments.env or "runs", arguments.name)
+    return Commands(folder, base, runs)
 
 
 def values_of(text: str, key: str) -> list[str]:
@@ -251,40 +241,3 @@ def values_of(text: str, key: str) -> list[str]:
     if last < first or last - first > MAX_RANGE:
         raise UsageError(f"--{key} {text}: expected a range such as 0..4")
     return [str(value) for value in range(first, last + 1)]
-
-
-@contextmanager
-def progress_display(sweep: Sweep) -> Iterator[Callable[[SweepProgress, str | None], None]]:
-    """Return a function that shows progress: a live table, or a line for each run that ends."""
-    console = Console(file=terminal_stream())
-    if console.is_terminal:
-        with Live(console=console, refresh_per_second=2) as live:
-            yield lambda progress, ended: live.update(progress_table(progress))
-        return
-
-    def print_line(progress: SweepProgress, ended: str | None) -> None:
-        if ended is not None:
-            print(run_line(progress, ended), flush=True)
-
-    yield print_line
-
-
-def run_line(progress: SweepProgress, name: str) -> str:
-    """Return the outcome of a run in one line."""
-    state = progress.state(name)
-    unfinished = sum(state["status"] != "finished" for state in progress.states())
-    steps = "no" if state["steps"] is None else f"{state['steps']:,.0f}"
-    numbers = f"{steps} steps, return {format_number(state['return'])}, score {format_number(state['score'])}"
-    return f"{name}: {state['status']}, {numbers}; {unfinished} of {len(progress.sweep.runs)} to go"
-
-
-def progress_table(progress: SweepProgress) -> Table:
-    """Return a table of all runs."""
-    table = Table("run", "status", box=None, pad_edge=False)
-    for column in ("steps", "return", "score"):
-        table.add_column(column, justify="right")
-    for state in progress.states():
-        steps = "-" if state["steps"] is None else f"{state['steps']:,.0f}"
-        name = printable(state["name"])
-        table.add_row(name, state["status"], steps, format_number(state["return"]), format_number(state["score"]))
-    return table

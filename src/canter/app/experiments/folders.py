@@ -63,6 +63,20 @@ def claim_folder(root: Path, title: str) -> Path:
     raise AssertionError("there is always a next number")
 
 
+def new_plan_folder(root: Path, env_id: str, name: str | None, command: str = "sweep") -> Path:
+    """Make a new folder for a sweep, a search or a population."""
+    if not name:
+        return claim_folder(root, f"{command}-{env_id}")
+    path = root / name
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError as error:
+        raise UserError(
+            f"{path} already exists; choose another --name, or continue: canter {command} {path}"
+        ) from error
+    return path
+
+
 def numbered_names(stem: str) -> Iterator[str]:
     """Yield the stem, then the stem with -2, -3 and so on."""
     return itertools.chain([stem], (f"{stem}-{number}" for number in itertools.count(2)))

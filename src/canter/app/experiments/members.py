@@ -42,15 +42,9 @@ def score_members(
     ]
     if folder is not None:
         for member, score in enumerate(scores):
-            _write(folder / member_name(member), score)
-        _write(folder, scores[population.leader])
+            write_score(folder / member_name(member), score.record)
+        write_score(folder, scores[population.leader].record)
     means = [score.mean for score in scores]
     best = member_name(means.index(max(means)))
     spread = f"mean returns {min(means):.1f} to {max(means):.1f}, the best of {best}"
     return [*scores], f"Final scores of {len(means)} members: {spread}, in {episodes} new episodes each, without noise"
-
-
-def _write(folder: Path, score: Evaluation) -> None:
-    low, high = score.confidence_interval
-    episodes = len(score.return_)
-    write_score(folder, {"mean": score.mean, "std": score.std, "low": low, "high": high, "episodes": episodes})

@@ -9,17 +9,12 @@ from typing import Any
 
 from canter.algorithms.ppo import MemberConfig, PopulationConfig, PPOConfig
 from canter.algorithms.ppo.population import PopulationPPO
-from canter.app.check.before_run import check_machine
-from canter.app.console.console import ConsoleKind, make_console
-from canter.app.experiments.folders import check_name, new_run
-from canter.app.experiments.members import MEMBER_EPISODES, score_members
-from canter.app.experiments.session import announcement, run_experiment
-from canter.app.experiments.train import plan_run
+from canter.app.console.console import ConsoleKind
+from canter.app.experiments.members import MEMBER_EPISODES
+from canter.app.experiments.train import plan_run, train
 from canter.config import TrainConfig
 from canter.core.plain import from_plain
 from canter.core.registry import UserError
-from canter.envs import closed_quietly
-from canter.envs.imports import refuse_while_importing
 from canter.nn.actor_critic import Policy
 from canter.play.evaluation import Evaluation
 from canter.runs.records import RUNS
@@ -79,26 +74,16 @@ def train_population(
     environments and learns for `total_steps`. At the end each is evaluated in `episodes` new episodes.
     An interrupted run continues with `canter resume`.
     """
-    refuse_while_importing("canter.train_population")
     plan = plan_run(task, None, config, preset, settings)
     if plan.env is not None:
         raise UserError("a population makes its own environments: pass the id of a tensor environment")
     population = population_config(plan.config, members)
-    notify = print if console != "quiet" else str
-    check_machine(population)
-    check_name(Path(run_dir), name)
-    notify(announcement(population, plan.source))
-    with closed_quietly(population.env.build(population.device)) as env:
-        population.algorithm.build(env.spec, population.seed)  # refuses settings before a folder is made
-        folder = new_run(Path(run_dir), name, population)
-        result = run_experiment(
-            population, folder, env=env, writers=[make_console(console)], final_evaluation=False, notify=notify
-        )
+    result = train(config=population, console=console, run_dir=run_dir, name=name, final_evaluation=episodes)
     assert isinstance(result.algorithm, PopulationPPO)
-    scores, _ = score_members(population, result.algorithm, folder.path, episodes)
-    paths = [folder.path / member_name(member) for member in range(result.algorithm.size)]
-    parts = zip(population.single_runs(), paths, result.algorithm.views, scores, strict=True)
-    return PopulationResult(folder.path, [MemberResult(*part) for part in parts])
+    assert result.path is not None
+    paths = [result.path / member_name(member) for member in range(result.algorithm.size)]
+    parts = zip(population.single_runs(), paths, result.algorithm.views, result.member_scores, strict=True)
+    return PopulationResult(result.path, [MemberResult(*part) for part in parts])
 
 
 def population_config(config: TrainConfig, members: int | Sequence[MemberConfig | Mapping[str, Any]]) -> TrainConfig:

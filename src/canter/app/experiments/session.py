@@ -139,6 +139,8 @@ class TrainingResult:
     score: Evaluation | None
     """The policy in new episodes, without noise; None if some did not end, or without a final
     evaluation."""
+    member_scores: Sequence[Evaluation | None] = ()
+    """The same of each member of a population."""
 
     def __repr__(self) -> str:
         return f"TrainingResult(path={str(self.path)!r}, ended_by={self.ended_by!r}, score={self.score!r})"
@@ -205,9 +207,10 @@ def run_experiment(
         steps = f"{progress.env_steps:,} steps in {format_clock(progress.spent)}"
         notify(f"Training ended by {progress.ended_by}, after {steps}")
         score = None
+        members: Sequence[Evaluation | None] = ()
         if final_evaluation and isinstance(algorithm, PopulationPPO):
-            scores, text = score_members(config, algorithm, None if unsaved else path, final_evaluation)
-            score = scores[algorithm.leader]
+            members, text = score_members(config, algorithm, None if unsaved else path, final_evaluation)
+            score = members[algorithm.leader]
             notify(text)
         elif final_evaluation:
             reusable = env if only_env or reset_is_clean(env) else None
@@ -220,7 +223,7 @@ def run_experiment(
         raise RunNotSaved(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
     if path is not None:
         notify(next_commands(config, path, progress.ended_by))
-    return TrainingResult(algorithm, path, progress.ended_by, score)
+    return TrainingResult(algorithm, path, progress.ended_by, score, members)
 
 
 def note_start(progress: RunProgress) -> str:
@@ -299,12 +302,10 @@ def final_score(
     text = f"Episodes: {mean}" if config.by_average else f"Final score: {mean}"
     if run is None:
         return result, text
-    low, high = result.confidence_interval
-    record = {"mean": result.mean, "std": result.std, "low": low, "high": high, "episodes": episodes}
     if config.by_average:
         uncut = env if config.env.reset_steps is None else None
-        return result, f"{average_score(config, policy, run, uncut, record)}\n{text}"
-    write_score(run, record)
+        return result, f"{average_score(config, policy, run, uncut, result.record)}\n{text}"
+    write_score(run, result.record)
     return result, f"{text}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
 
 

@@ -70,7 +70,7 @@ def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
     lanes = [TOP + LANE * (member + 0.5) for member in members]
     marks: list[Markup] = []
     for member in members:
-        marks.append(element("text", population.path(member).name, x=0.0, y=lanes[member] + 4))
+        marks.append(element("text", population.member_path(member).name, x=0.0, y=lanes[member] + 4))
     for number, end in enumerate(population.steps):
         scores = population.scores(end)
         known = sorted(score for score in scores if score is not None)

@@ -33,7 +33,7 @@ from canter.runs.metrics import METRICS
 
 if TYPE_CHECKING:  # experiments write reports
     from canter.app.tuning.outcome import Outcome
-    from canter.app.tuning.runner import Job
+    from canter.app.tuning.plan import Job
     from canter.app.tuning.search import Search
 
 WIDTH = 1040.0

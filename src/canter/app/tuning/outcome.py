@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from canter.app.console.text import format_duration, format_number
 from canter.app.tuning.results import format_score
-from canter.app.tuning.runner import write_best
-from canter.app.tuning.search import KEPT, Search, trial_name
+from canter.app.tuning.study import trial_name
 from canter.functional.statistics import mean_interval, welch_difference
+
+if TYPE_CHECKING:  # a search writes its outcome
+    from canter.app.tuning.search import Search
 
 SHOWN_FRONT = 3
 """Points of the Pareto front in the progress line; the report has all."""
@@ -79,7 +82,7 @@ def write_winner(search: Search, outcome: Outcome) -> Path:
     scores = outcome.scores[outcome.winner]
     lead = f"{outcome.winner} of {search.folder.name}: {np.mean(scores):.5g} on {len(scores)} fresh seeds, "
     lead += f"{outcome.corrected:.5g} corrected for the choice among {len(outcome.scores)}"
-    return write_best(search, outcome.settings, lead)
+    return search.write_best(outcome.settings, lead)
 
 
 def outcome_lines(search: Search, outcome: Outcome) -> list[str]:
@@ -177,14 +180,6 @@ def seconds_left(search: Search) -> float | None:
     else:
         finals = (tune.finalists + 1) * tune.final_seeds
         seeds = 2 * tune.finalists * (tune.seeds - 1)
-        left = (finals + seeds) * search.total + _halving_steps(search) - search.steps_done
+        left = (finals + seeds) * search.total + search.halving_steps - search.steps_done
     seconds = max(left, 0) * search.spent / search.steps_done
     return seconds if tune.budget is None else min(seconds, max(tune.budget - search.spent, 0.0))
-
-
-def _halving_steps(search: Search) -> int:
-    """Return the transitions of all trials on the first seed."""
-    trials = search.tune.trials or len(search.study.trials)
-    kept = [1.0 / KEPT**level for level in range(len(search.rungs))]
-    lengths = np.diff([0, *search.rungs])
-    return int(trials * float(np.dot(kept, lengths)))

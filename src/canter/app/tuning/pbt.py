@@ -8,33 +8,26 @@ with more jobs, takes the same ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from canter.algorithms.base import plan_of
 from canter.app.console.text import format_duration, format_number
-from canter.app.experiments.sweep import Sweep
 from canter.app.experiments.train import evaluate
 from canter.app.tuning.copying import copy_learner, follows_kl, rate_key
 from canter.app.tuning.exploit import PbtConfig, choose_leaders, explore
 from canter.app.tuning.lineage import Change, Lineage
-from canter.app.tuning.results import is_evaluated, read_return, result_line, training_seconds
-from canter.app.tuning.runner import BASE, Job, read_plan, write_best, write_plan
-from canter.app.tuning.space import build_space, setting_flags, setting_names
+from canter.app.tuning.plan import BASE, Job, TunePlan, TuneResult
+from canter.app.tuning.space import setting_flags
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, to_plain
 from canter.core.registry import UserError
 from canter.core.storage.validity import flatten
-from canter.envs.imports import PYTHON, allowed_imports
 from canter.play.evaluation import EpisodesUnfinished
 from canter.runs.changes import refuse_fixed
-from canter.runs.metrics import METRICS, read_last_row
+from canter.runs.metrics import read_last_row
 
-PLAN = "pbt.json"
 INTERVALS = 20
 """Intervals of a run by default."""
 FRESH = 1000
@@ -42,31 +35,57 @@ FRESH = 1000
 FRESH_EPISODES = 100
 
 
-class Population:
+@dataclass(frozen=True)
+class PbtOutcome:
+    """The best member of a population at the end."""
+
+    winner: str
+    """Name of its run in the folder of the population."""
+    settings: dict[str, str]
+    """Texts of its last settings by key."""
+    scores: dict[str, float | None]
+    """Last score of each member; None for one that failed."""
+    fresh: float | None
+    """Mean return of the winner's policy in further episodes, which had no part in the choice; None
+    if they do not end."""
+
+
+class Population(TunePlan):
     """A population in its folder."""
 
+    KIND = "a population"
+
     def __init__(self, folder: Path, pbt: PbtConfig, config: TrainConfig) -> None:
-        self.folder = folder
+        super().__init__(folder, pbt.space, config)
         self.pbt = pbt
-        self.config = config
-        self.dimensions = build_space(pbt.space, config)
-        self.names = setting_names(dimension.key for dimension in self.dimensions)
-        """Short names of the settings, by key."""
         self.lineage = Lineage(folder)
         self.spent = self.lineage.spent
-        """Seconds of work so far, over all sessions."""
-        permissions = [f"--allow-import={module}" for module in allowed_imports()]
-        base = [*permissions, "train", "--config", str(folder / BASE), "--preset", "none"]
-        self.sweep = Sweep(folder, base, {})
-        total = config.total_steps or 0
-        interval = pbt.interval or max(-(-total // INTERVALS), 1)
-        self.steps = [*range(interval, total - interval // 2, interval), total]
+        self.total = config.total_steps or 0
+        interval = pbt.interval or max(-(-self.total // INTERVALS), 1)
+        self.steps = [*range(interval, self.total - interval // 2, interval), self.total]
         """Steps of the comparisons, and of the whole run."""
+        if not self.lineage.initial:
+            self.lineage.add("start", settings=self._initial_settings())
 
-    @property
-    def total(self) -> int:
-        """Steps of a whole run."""
-        return self.steps[-1]
+    @classmethod
+    def check(cls, plan: PbtConfig, config: TrainConfig) -> PbtConfig:
+        """Refuse settings that cannot change in a run too."""
+        plan = super().check(plan, config)
+        refuse_fixed(plan.space)
+        for key in plan.space:
+            if follows_kl(config, key) and key != rate_key(config):
+                raise ConfigError(f"space.{key} starts a rate that follows the KL, so it cannot change in a run")
+        return plan
+
+    def _initial_settings(self) -> list[dict[str, str]]:
+        """Return the settings of all members at the start: those of the base, or with `spread` sampled ones."""
+        rng = np.random.default_rng(np.random.SeedSequence([self.config.seed, 0]))
+        base = flatten(to_plain(self.config))
+        initial = [{part.key: str(base.get(part.key)) for part in self.dimensions} for _ in range(self.pbt.members)]
+        if self.pbt.spread:
+            for settings in initial[1:]:
+                settings |= {part.key: part.at(rng.random()) for part in self.dimensions}
+        return initial
 
     def job(self, member: int, steps: int) -> Job:
         """Return the run of a member up to some steps."""
@@ -76,18 +95,16 @@ class Population:
         """Return the number of the member that a run belongs to."""
         return job.seed - self.config.seed
 
-    def path(self, member: int) -> Path:
+    def member_path(self, member: int) -> Path:
         """Return the folder of a member's run."""
-        return self.folder / self.job(member, 0).name
-
-    # Plan, see `canter.app.tuning.runner`
+        return self.path(self.job(member, 0))
 
     def refresh(self) -> None:
         """Read what other processes have written."""
         self.lineage.refresh()
         self.spent = max(self.spent, self.lineage.spent)
 
-    def next_jobs(self) -> list[Job]:
+    def next_runs(self) -> list[Job]:
         """Return the runs up to the next comparison; decide and carry out those before it."""
         for number, steps in enumerate(self.steps):
             members = range(self.pbt.members)
@@ -124,30 +141,23 @@ class Population:
         factor = 1.0
         if key in change.settings and follows_kl(self.config, key):
             factor = float(change.settings[key]) / float(self.lineage.settings(change.source, number)[key])
-        copy_learner(self.path(change.source), self.path(change.member), number + 1, factor)
+        copy_learner(self.member_path(change.source), self.member_path(change.member), number + 1, factor)
 
-    def is_done(self, job: Job) -> bool:
-        """Return whether a run has been trained and evaluated, also by a session that was killed."""
-        return is_evaluated(self.folder / job.name, job.steps)
+    def start_flags(self, job: Job) -> list[str]:
+        """Return the flags of `canter train` that describe a member at its start."""
+        own = setting_flags(self.lineage.initial[self.member_of(job)])
+        return ["--config", str(self.folder / BASE), *own, f"--seed={job.seed}"]
 
-    def arguments(self, job: Job) -> list[str]:
-        """Return the arguments of `canter` that start a run, or resume it with its present settings."""
-        member = self.member_of(job)
-        self.sweep.add(job.name, [*setting_flags(self.lineage.initial[member]), f"--seed={job.seed}"])
-        more = [*setting_flags(self.lineage.settings(member)), "--until.steps=null"]
+    def limits(self, job: Job) -> list[str]:
+        """Return the present settings of a member, and the flags that end its run at a comparison."""
+        own = setting_flags(self.lineage.settings(self.member_of(job)))
         if job.steps < self.total:
-            more[-1:] = [f"--until.steps={job.steps}", f"--final-episodes={self.pbt.episodes}"]
-        return self.sweep.arguments(job.name, *more)
+            return [*own, f"--until.steps={job.steps}", f"--final-episodes={self.pbt.episodes}"]
+        return [*own, "--until.steps=null"]
 
-    def record(self, job: Job, *, failed: bool) -> str:
-        """Record the score of a run that has ended and return a line about it."""
-        path = self.folder / job.name
-        return_ = None if failed else read_return(path, average=self.config.by_average)
-        score = return_
-        if self.pbt.score != "return" and not failed:
-            score = read_last_row(path / METRICS).get(self.pbt.score)
-        self.note_result(job, score, training_seconds(path), return_)
-        return result_line(path, job.steps, score)
+    def score(self, metrics: Path, return_: float | None) -> float | None:
+        """Return the mean return of the policy, or the metric that the plan names."""
+        return return_ if self.pbt.score == "return" else read_last_row(metrics).get(self.pbt.score)
 
     def note_result(self, job: Job, score: float | None, seconds: float, return_: float | None = None) -> None:
         """Record the score of a member at a comparison."""
@@ -169,117 +179,56 @@ class Population:
         """Return the score of each member at the end."""
         return self.scores(self.total)
 
-    def settings_text(self, member: int) -> str:
-        """Return the present settings of a member in one line."""
-        return ", ".join(f"{self.names[key]} {text}" for key, text in self.lineage.settings(member).items())
+    @property
+    def title(self) -> str:
+        """What the population does, in words."""
+        return f"Training {self.pbt.members} members on {self.config.env.id}"
 
-
-def create_population(folder: Path, pbt: PbtConfig, config: TrainConfig) -> Population:
-    """Write the plan of a new population to its folder, which is there already, and return it."""
-    write_plan(folder / PLAN, pbt, config)
-    population = Population(folder, pbt, config)
-    rng = np.random.default_rng(np.random.SeedSequence([config.seed, 0]))
-    base = flatten(to_plain(config))
-    initial = [{part.key: str(base.get(part.key)) for part in population.dimensions} for _ in range(pbt.members)]
-    if pbt.spread:
-        for settings in initial[1:]:
-            settings |= {part.key: part.at(rng.random()) for part in population.dimensions}
-    population.lineage.add("start", settings=initial)
-    return population
-
-
-def check_population(pbt: PbtConfig, config: TrainConfig) -> PbtConfig:
-    """Return the plan with its ranges as numbers; raise UserError if the population cannot train."""
-    if config.env.id.startswith(f"{PYTHON}:"):
-        raise UserError("a population trains in separate processes: pass the id of an environment, or MODULE:NAME")
-    if config.total_steps is None:
-        iterations = config.until.iterations or 0
-        steps = iterations * plan_of(config.algorithm).horizon * config.env.num_envs or "N"
-        raise UserError(f"total_steps=null: a population is compared after equal steps; add --total-steps {steps}")
-    dimensions = build_space(pbt.space, config)
-    refuse_fixed(dimension.key for dimension in dimensions)
-    for dimension in dimensions:
-        if follows_kl(config, dimension.key) and dimension.key != rate_key(config):
-            raise ConfigError(f"space.{dimension.key} starts a rate that follows the KL, so it cannot change in a run")
-    return replace(pbt, space={dimension.key: dimension.spec for dimension in dimensions})
-
-
-def open_population(folder: Path) -> Population:
-    """Return the population of a folder."""
-    pbt, config = read_plan(folder / PLAN, PbtConfig)
-    population = Population(folder, pbt, config)
-    if not population.lineage.initial:
-        return create_population(folder, pbt, config)  # killed before its first line
-    return population
-
-
-@dataclass(frozen=True)
-class PbtOutcome:
-    """The best member of a population at the end."""
-
-    winner: str
-    """Name of its run in the folder of the population."""
-    settings: dict[str, str]
-    """Texts of its last settings by key."""
-    scores: dict[str, float | None]
-    """Last score of each member; None for one that failed."""
-    fresh: float | None
-    """Mean return of the winner's policy in further episodes, which had no part in the choice; None
-    if they do not end."""
-
-
-def population_outcome(population: Population) -> PbtOutcome:
-    """Return the outcome of a population that is done."""
-    scores = population.final_scores()
-    known = {member: score for member, score in enumerate(scores) if score is not None}
-    winner = max(known, key=lambda member: known[member])
-    path = population.path(winner)
-    try:
-        seed = population.config.seed + FRESH
-        fresh = float(
-            evaluate(path / "policies" / "final_actor.safetensors", population.config.env, FRESH_EPISODES, seed).mean
-        )
-    except EpisodesUnfinished:
-        fresh = None
-    named = {population.path(member).name: score for member, score in enumerate(scores)}
-    return PbtOutcome(path.name, population.lineage.settings(winner), named, fresh)
-
-
-def write_best_settings(population: Population, outcome: PbtOutcome) -> Path:
-    """Write the last settings of the winner as a file for `canter train ENV --config` and return it."""
-    lead = f"Last settings of {outcome.winner} of {population.folder.name}, which had others before: lineage.jsonl"
-    return write_best(population, outcome.settings, lead)
-
-
-def population_lines(outcome: PbtOutcome, names: Mapping[str, str]) -> list[str]:
-    """Return the winner and the scores as text."""
-    ranked = sorted(outcome.scores.items(), key=lambda item: np.inf if item[1] is None else -item[1])
-    lines = ["Final scores: " + ", ".join(f"{name} {format_number(score)}" for name, score in ranked)]
-    texts = ", ".join(f"{names[key]} {text}" for key, text in outcome.settings.items())
-    lines.append(f"Best: {outcome.winner}, at the end with {texts}")
-    if outcome.fresh is not None:
-        lines.append(f"  mean return {format_number(outcome.fresh)} in {FRESH_EPISODES} further episodes")
-    return lines
-
-
-def population_progress(population: Population) -> dict[str, str]:
-    """Return how far a population is, the best member so far and the time left, by name."""
-    done = {steps for (_, steps) in population.lineage.scores}
-    complete = [steps for steps in population.steps if None not in _known(population, steps)]
-    text = f"{len(complete)} of {len(population.steps)} intervals, {population.pbt.members} members"
-    state = {"progress": text}
-    if done:
-        steps = max(done)
-        scores = {m: score for m, score in enumerate(population.scores(steps)) if score is not None}
+    def progress(self) -> dict[str, str]:
+        """Return how far the population is, the best member so far and the time left, by name."""
+        members = range(self.pbt.members)
+        complete = [steps for steps in self.steps if all((m, steps) in self.lineage.scores for m in members)]
+        state = {"progress": f"{len(complete)} of {len(self.steps)} intervals, {self.pbt.members} members"}
+        steps = max((steps for _, steps in self.lineage.scores), default=self.total)
+        scores = {m: score for m, score in enumerate(self.scores(steps)) if score is not None}
         if scores:
             best = max(scores, key=lambda member: scores[member])
             found = f"member-{best:03} with {format_number(scores[best])} at {steps:,} steps"
-            state["best"] = f"{found} ({population.settings_text(best)})"
-    share = len(population.lineage.scores) / (population.pbt.members * len(population.steps))
-    if share:
-        state["time left"] = f"about {format_duration(population.spent * (1 / share - 1))} left"
-    return state
+            state["best"] = f"{found} ({self.format(self.lineage.settings(best))})"
+        share = len(self.lineage.scores) / (self.pbt.members * len(self.steps))
+        if share:
+            state["time left"] = f"about {format_duration(self.spent * (1 / share - 1))} left"
+        return state
 
+    def outcome(self) -> PbtOutcome:
+        """Return the best member of a population that is done, and the scores of all."""
+        scores = self.final_scores()
+        known = {member: score for member, score in enumerate(scores) if score is not None}
+        winner = max(known, key=lambda member: known[member])
+        policy = self.member_path(winner) / "policies" / "final_actor.safetensors"
+        try:
+            seed = self.config.seed + FRESH
+            fresh = float(evaluate(policy, self.config.env, FRESH_EPISODES, seed).mean)
+        except EpisodesUnfinished:
+            fresh = None
+        named = {self.member_path(member).name: score for member, score in enumerate(scores)}
+        return PbtOutcome(self.member_path(winner).name, self.lineage.settings(winner), named, fresh)
 
-def _known(population: Population, steps: int) -> list[Any]:
-    return [population.lineage.scores.get((member, steps)) for member in range(population.pbt.members)]
+    def finish(self) -> TuneResult:
+        """Write the winner's last settings and the report of a population that is done."""
+        from canter.app.report.population import write_population_report
+
+        outcome = self.outcome()
+        lead = f"Last settings of {outcome.winner} of {self.folder.name}, which had others before: lineage.jsonl"
+        best = self.write_best(outcome.settings, lead)
+        report = write_population_report(self, outcome)
+        return TuneResult(self.folder, best, report, outcome, self.folder / outcome.winner)
+
+    def lines(self, outcome: PbtOutcome) -> list[str]:
+        """Return the winner and the scores as text."""
+        ranked = sorted(outcome.scores.items(), key=lambda item: np.inf if item[1] is None else -item[1])
+        lines = ["Final scores: " + ", ".join(f"{name} {format_number(score)}" for name, score in ranked)]
+        lines.append(f"Best: {outcome.winner}, at the end with {self.format(outcome.settings)}")
+        if outcome.fresh is not None:
+            lines.append(f"  mean return {format_number(outcome.fresh)} in {FRESH_EPISODES} further episodes")
+        return lines

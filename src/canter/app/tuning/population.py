@@ -6,15 +6,15 @@ start to end. Which runs share a program is in the journal before it starts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from canter.algorithms.ppo import MemberConfig
 from canter.app.experiments.population import population_config
+from canter.app.tuning.plan import Job
 from canter.app.tuning.results import format_score
-from canter.app.tuning.runner import Job
 from canter.app.tuning.search import Search, TuneConfig
-from canter.app.tuning.space import Dimension, plain_values
+from canter.app.tuning.space import default_space, plain_values
 from canter.config import TrainConfig
 from canter.config.files import dump_config
 from canter.core.plain import ConfigError, from_plain
@@ -43,6 +43,24 @@ class PopulationSearch(Search):
         self.rungs = [self.total]
         self.generation_size = tune.population or 1
 
+    @classmethod
+    def check(cls, plan: TuneConfig, config: TrainConfig) -> TuneConfig:
+        """Refuse trials that cannot train side by side too."""
+        if not plan.space:
+            space = {key: spec for key, spec in default_space(config).items() if key in MEMBER_SETTINGS}
+            plan = replace(plan, space=space)
+        plan = super().check(plan, config)
+        for key in plan.space:
+            if key.removesuffix(".start") not in MEMBER_SETTINGS:
+                known = ", ".join(MEMBER_SETTINGS)
+                raise ConfigError(f"space.{key}: members of a population differ in {known} only", key)
+        if plan.goal is not None or plan.time_limit is not None:
+            raise UserError(f"objective={plan.objective!r}: members of a population have no time of their own")
+        one = population_config(config, 1)
+        with closed_quietly(one.env.build(one.device)) as env:
+            one.algorithm.build(env.spec, one.seed).prepare_env(env)
+        return plan
+
     @property
     def programs(self) -> list[list[str]]:
         """The keys of the runs in each program."""
@@ -63,9 +81,9 @@ class PopulationSearch(Search):
                 return self.folder / self.job(number).name / member_name(keys.index(job.key))
         return self.folder / job.name
 
-    def next_jobs(self) -> list[Job]:
+    def next_runs(self) -> list[Job]:
         """Return the programs to run next, in any order; none once the search is done."""
-        missing = [job.key for job in super().next_jobs()]
+        missing = [job.key for job in super().next_runs()]
         if not missing:
             return []
         known = {key for keys in self.programs for key in keys}
@@ -84,8 +102,8 @@ class PopulationSearch(Search):
             found.append(from_plain({**own, "seed": run.seed}, MemberConfig()))
         return found
 
-    def start_arguments(self, job: Job) -> list[str]:
-        """Return the arguments of `canter train` that describe a program."""
+    def start_flags(self, job: Job) -> list[str]:
+        """Return the flags of `canter train` that describe a program."""
         file = self.folder / f"{job.candidate}.yaml"
         config = population_config(self.config, self.members(self.program_of(job)))
         replace_file(file, dump_config(config).encode())
@@ -98,9 +116,7 @@ class PopulationSearch(Search):
     def record(self, job: Job, *, failed: bool) -> str:
         """Record the results of all members of a program that has ended, and return a line about them."""
         keys = self.programs[self.program_of(job)]
-        for key in keys:
-            self.record_run(Job.of_key(key), failed=failed, share=1 / len(keys))
-        scores = [self.study.notes[key]["score"] for key in keys]
+        scores = [self.record_run(Job.of_key(key), failed=failed, share=1 / len(keys)) for key in keys]
         known = [score for score in scores if score is not None]
         shown = f"best {format_score(max(known))}" if known else f"failed, see {self.folder / job.name}.log"
         return f"{job.name}, {len(keys)} members, {job.steps:,} steps: {shown}"
@@ -108,21 +124,3 @@ class PopulationSearch(Search):
 
 def _member_setting(key: str) -> str:
     return MEMBER_SETTINGS[key.removesuffix(".start")]
-
-
-def member_space(space: Mapping[str, str]) -> dict[str, str]:
-    """Return the default ranges of those settings in which members may differ."""
-    return {key: spec for key, spec in space.items() if key in MEMBER_SETTINGS}
-
-
-def check_members(tune: TuneConfig, config: TrainConfig, dimensions: list[Dimension]) -> None:
-    """Raise UserError if the trials cannot train side by side."""
-    for dimension in dimensions:
-        if dimension.key.removesuffix(".start") not in MEMBER_SETTINGS:
-            known = ", ".join(MEMBER_SETTINGS)
-            raise ConfigError(f"space.{dimension.key}: members of a population differ in {known} only", dimension.key)
-    if tune.goal is not None or tune.time_limit is not None:
-        raise UserError(f"objective={tune.objective!r}: members of a population have no time of their own")
-    one = population_config(config, 1)
-    with closed_quietly(one.env.build(one.device)) as env:
-        one.algorithm.build(env.spec, one.seed).prepare_env(env)

@@ -6,7 +6,7 @@
 3. The best of them, the finalists, and the base settings train on fresh seeds, which had no part in
    any choice before. The best mean of these is the winner.
 
-`Search.next_jobs` is a function of the trials and the results in the journal alone. So a search
+`Search.next_runs` is a function of the trials and the results in the journal alone. So a search
 that is killed, or runs with more jobs, does the same runs.
 """
 
@@ -21,27 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from canter.app.experiments.sweep import Sweep
-from canter.app.tuning.results import (
-    RETURN_IN,
-    SECONDS_TO,
-    is_evaluated,
-    objective_number,
-    read_return,
-    read_score,
-    result_line,
-    training_seconds,
-)
-from canter.app.tuning.runner import BASE, Job
-from canter.app.tuning.space import build_space, setting_flags, setting_names
-from canter.app.tuning.study import Study
+from canter.app.tuning.outcome import Outcome, outcome_lines, outcome_of, progress_of, write_winner
+from canter.app.tuning.plan import BASE, Job, TunePlan, TuneResult
+from canter.app.tuning.results import RETURN_IN, SECONDS_TO, objective_number, read_score
+from canter.app.tuning.space import setting_flags
+from canter.app.tuning.study import Study, load_optuna, trial_name
 from canter.config import TrainConfig
 from canter.core.plain import check_range
 from canter.core.registry import UserError
-from canter.envs.imports import allowed_imports
-from canter.runs.metrics import METRICS
 
-PLAN = "tune.json"
 GENERATION = 12
 """Trials that are sampled and halved together."""
 KEPT = 3
@@ -106,30 +94,27 @@ class TuneConfig:
         return objective_number(self.objective, RETURN_IN)
 
 
-class Search:
+class Search(TunePlan):
     """A search in its folder."""
 
+    KIND = "a search"
+
     def __init__(self, folder: Path, tune: TuneConfig, config: TrainConfig) -> None:
-        self.folder = folder
+        super().__init__(folder, tune.space, config)
         self.tune = tune
-        self.config = config
-        self.dimensions = build_space(tune.space, config)
         self.study = Study(folder, self.dimensions, config.seed)
-        self.names = setting_names(dimension.key for dimension in self.dimensions)
-        """Short names of the settings, by key."""
         self.spent = float(self.study.notes.get("spent", 0.0))
-        """Seconds of the search so far, over all its processes' sessions."""
-        permissions = [f"--allow-import={module}" for module in allowed_imports()]
-        self.sweep = Sweep(folder, [*permissions, "train", "--preset", "none"], {})
         self.generation_size = GENERATION
         total = config.total_steps or 0
         self.rungs = sorted({max(math.ceil(share * total), 1) for share in RUNGS})
         """Steps after which trials are compared."""
+        self.total = self.rungs[-1]
 
-    @property
-    def total(self) -> int:
-        """Steps of a whole run."""
-        return self.rungs[-1]
+    @classmethod
+    def check(cls, plan: TuneConfig, config: TrainConfig) -> TuneConfig:
+        """Refuse a search without Optuna too."""
+        load_optuna()
+        return super().check(plan, config)
 
     # Results
 
@@ -142,25 +127,9 @@ class Search:
         self.study.refresh()
         self.spent = max(self.spent, float(self.study.notes.get("spent", 0.0)))
 
-    def path(self, job: Job) -> Path:
-        """Return the folder of a run."""
-        return self.folder / job.name
-
-    def record(self, job: Job, *, failed: bool) -> str:
-        """Record the result of a run that has ended and return a line about it."""
-        self.record_run(job, failed=failed)
-        return result_line(self.path(job), job.steps, self.study.notes[job.key]["score"])
-
-    def record_run(self, job: Job, *, failed: bool, share: float = 1.0) -> None:
-        """Record score, return and seconds of a run; `share` is its part of the seconds of its process."""
-        path = self.path(job)
-        return_ = None if failed else read_return(path, average=self.config.by_average)
-        score = None if failed else read_score(path / METRICS, self.tune.objective, return_)
-        self.note_result(job, score, training_seconds(path) * share, return_)
-
-    def is_done(self, job: Job) -> bool:
-        """Return whether a run has been trained and evaluated, also by a session that was killed."""
-        return is_evaluated(self.folder / job.name, job.steps)
+    def score(self, metrics: Path, return_: float | None) -> float | None:
+        """Return the score of a run by the objective."""
+        return read_score(metrics, self.tune.objective, return_)
 
     def note_result(self, job: Job, score: float | None, seconds: float, return_: float | None = None) -> None:
         """Record a score, the seconds of training that it took, and the return of the policy."""
@@ -177,15 +146,10 @@ class Search:
 
     def settings_text(self, candidate: str) -> str:
         """Return the settings of a candidate in one line."""
-        return ", ".join(f"{self.names[key]} {text}" for key, text in self.settings(candidate).items())
+        return self.format(self.settings(candidate))
 
-    def arguments(self, job: Job) -> list[str]:
-        """Return the arguments of `canter` that start a run, or resume it, up to its rung."""
-        self.sweep.add(job.name, self.start_arguments(job))
-        return self.sweep.arguments(job.name, *self.limits(job))
-
-    def start_arguments(self, job: Job) -> list[str]:
-        """Return the arguments of `canter train` that describe a run."""
+    def start_flags(self, job: Job) -> list[str]:
+        """Return the flags of `canter train` that describe a run."""
         own = setting_flags(self.settings(job.candidate))
         return ["--config", str(self.folder / BASE), *own, f"--seed={job.seed}"]
 
@@ -200,7 +164,7 @@ class Search:
 
     # Order of the runs
 
-    def next_jobs(self) -> list[Job]:
+    def next_runs(self) -> list[Job]:
         """Return runs to do next, in any order; none once the search is done."""
         for first in count(0, self.generation_size):
             numbers = self.generation(first)
@@ -321,6 +285,13 @@ class Search:
         return min(max(int(left / (candidates * self.total)), 2), self.tune.final_seeds)
 
     @property
+    def halving_steps(self) -> int:
+        """Transitions of all trials on the first seed."""
+        trials = self.tune.trials or len(self.study.trials)
+        kept = [1.0 / KEPT**level for level in range(len(self.rungs))]
+        return int(trials * float(np.dot(kept, np.diff([0, *self.rungs]))))
+
+    @property
     def steps_done(self) -> int:
         """Transitions of all runs."""
         most: dict[str, int] = {}
@@ -339,7 +310,25 @@ class Search:
         """Return the runs of all trials on the first seed up to a rung."""
         return [Job(trial_name(number), self.config.seed, steps) for number in range(len(self.study.trials))]
 
+    # Reports
 
-def trial_name(number: int) -> str:
-    """Return the name of a trial."""
-    return f"trial-{number:03}"
+    @property
+    def title(self) -> str:
+        """What the search does, in words."""
+        together = f", {self.tune.population} trials side by side in a run" if self.tune.population else ""
+        return f"Searching {self.config.env.id}{together}"
+
+    def progress(self) -> dict[str, str]:
+        """Return how far the search is, the best so far, the Pareto front and the time left, by name."""
+        return progress_of(self)
+
+    def finish(self) -> TuneResult:
+        """Write the winner's settings and the report of a search that is done."""
+        from canter.app.report.tuning import write_search_report
+
+        outcome = outcome_of(self)
+        return TuneResult(self.folder, write_winner(self, outcome), write_search_report(self, outcome), outcome)
+
+    def lines(self, outcome: Outcome) -> list[str]:
+        """Return the winner and its scores as text."""
+        return outcome_lines(self, outcome)

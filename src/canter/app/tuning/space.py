@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, cast
 
 from canter.algorithms.base import search_space_of, title_of
 from canter.app.experiments.settings import with_overrides
@@ -26,7 +26,8 @@ from canter.core.storage.validity import flatten
 Scale = Literal["linear", "log", "log1m"]
 DIGITS = 4
 """Significant digits of a sampled setting, or of its distance from 1 on the scale log1m."""
-_RANGE = re.compile(r"([^:x]+?)(x?)\.\.([^:x]+)(x?)(?::(\w+))?")
+_NUMBER = r"([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?)"
+_RANGE = re.compile(rf"{_NUMBER}(x?)\.\.{_NUMBER}\2(?::(linear|log|log1m))?")
 _FIXED = ("env.id", "env.num_envs", "seed", "total_steps", "until", "device", "checkpoints", "execution")
 
 
@@ -182,17 +183,15 @@ def parse_dimension(key: str, spec: str, base: Any, *, integer: bool = False) ->
     if match is None:
         texts = [text.strip() for text in spec.split(",")]
         if len(texts) < 2 or not all(texts):
-            raise _malformed(key, spec)
+            expected = "LOW..HIGH, LOW..HIGH:log, LOW..HIGH:log1m (the distance from 1 is logarithmic) or values A,B,C"
+            raise ConfigError(f"space.{key}: expected {expected}, got {spec!r}", key)
         choices = (_relative_text(key, text, base, integer) for text in texts)
         return Dimension(key, choices=tuple(dict.fromkeys(choices)))
-    low_text, low_x, high_text, high_x, scale_text = match.groups()
-    scale = scale_text or "linear"
-    if scale not in get_args(Scale) or bool(low_x) != bool(high_x):
-        raise _malformed(key, spec)
-    low = _number(key, spec, low_text)
-    high = _number(key, spec, high_text)
-    if low_x:
-        low, high = _relative(key, spec, (low, high), base, cast(Scale, scale))
+    low = float(match[1])
+    high = float(match[3])
+    scale = cast(Scale, match[4] or "linear")
+    if match[2]:
+        low, high = _relative(key, spec, (low, high), base, scale)
     if integer:
         low = max(round(low), 1)
         high = round(high)
@@ -201,7 +200,7 @@ def parse_dimension(key: str, spec: str, base: Any, *, integer: bool = False) ->
         limits = {"linear": "", "log": " and above 0", "log1m": " and below 1, for a setting that is no integer"}
         expected = f"expected LOW..HIGH with LOW below HIGH{limits[scale]}"
         raise ConfigError(f"space.{key}: {spec} is {low:g}..{high:g}: {expected}", key)
-    return Dimension(key, low, high, cast(Scale, scale), integer)
+    return Dimension(key, low, high, scale, integer)
 
 
 def _relative(key: str, spec: str, factors: tuple[float, float], base: Any, scale: Scale) -> tuple[float, float]:
@@ -218,21 +217,6 @@ def _relative_text(key: str, text: str, base: Any, integer: bool) -> str:
         return text
     value, _ = _relative(key, text, (float(text[:-1]), float(text[:-1])), base, "linear")
     return str(max(round(value), 1)) if integer else f"{value:.{DIGITS}g}"
-
-
-def _number(key: str, spec: str, text: str) -> float:
-    try:
-        number = float(text)
-    except ValueError:
-        raise _malformed(key, spec) from None
-    if not math.isfinite(number):
-        raise _malformed(key, spec)
-    return number
-
-
-def _malformed(key: str, spec: str) -> ConfigError:
-    expected = "LOW..HIGH, LOW..HIGH:log, LOW..HIGH:log1m (the distance from 1 is logarithmic) or values A,B,C"
-    return ConfigError(f"space.{key}: expected {expected}, got {spec!r}", key)
 
 
 def plain_values(texts: Mapping[str, str]) -> dict[str, Any]:

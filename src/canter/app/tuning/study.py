@@ -176,6 +176,11 @@ class Study:
         return 0.0 if any(np.ptp(each) == 0 for each in ranks) else abs(float(np.corrcoef(np.stack(ranks))[0, 1]))
 
 
+def trial_name(number: int) -> str:
+    """Return the name of a trial."""
+    return f"trial-{number:03}"
+
+
 def ranks_of(values: np.ndarray) -> np.ndarray:
     """Return the rank of each value; equal values share their mean rank."""
     below = (values[:, None] > values).sum(axis=1)
