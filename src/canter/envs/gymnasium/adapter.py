@@ -52,8 +52,7 @@ class GymnasiumEnv:
     The three autoreset modes lead to the same transitions. `same_step` and `disabled` put the last
     observation of an episode into `Step.final_obs`; `next_step` leaves it in `Step.obs` and makes
     the step after it a filler row. The mode is the one the environment declares, or `autoreset`;
-    failing both, a probe of at most `probe_steps` random steps proves it, or the environment is
-    refused.
+    without both the environment is refused.
 
     Actions are cast, reshaped and shifted to the space, never clipped. A mask of allowed actions is
     read from the observation key `action_mask` or, if the reset done here returns one, from
@@ -86,7 +85,6 @@ class GymnasiumEnv:
         log_info: bool = True,
         device: torch.device | str = "cpu",
         env_id: str = "",
-        probe_steps: int = 2000,
         groups: int = 1,
         forked: bool = False,
         step_timeout: float = STEP_TIMEOUT,
@@ -112,7 +110,7 @@ class GymnasiumEnv:
             self._stepper = VectorStepper(env)
         self._action = action_codec(env.single_action_space)
         self._reader = ObsReader(env.single_observation_space, env.num_envs, self._action.spec)
-        mode = find_mode(env, autoreset, self._reader, probe_steps)
+        mode = find_mode(env, autoreset)
         _refuse_lost_steps(env, mode)
         self._settle = {
             AutoresetMode.NEXT_STEP: self._settle_next_step,

@@ -142,7 +142,7 @@ def _explained(env_id: str) -> Iterator[None]:
     """Explain errors while Gymnasium makes an environment: missing package or nearest id."""
     try:
         with warnings.catch_warnings(), _quiet_mujoco(env_id):
-            # An undeclared mode is probed or refused later; Gymnasium's warning would promise less
+            # An undeclared mode is refused later; Gymnasium's warning would promise less
             # than that.
             warnings.filterwarnings("ignore", message=".*missing AutoresetMode metadata")
             # Pictures were requested; an environment that cannot draw is refused with another

@@ -4,13 +4,12 @@ N environments. `Stepper` is what the adapter drives. It has three backends: `Ve
 for any `gymnasium.vector.VectorEnv`, EnvPool's included, `SyncStepper` for environments of this
 process (`sync`), and `AsyncStepper` for worker processes (`workers`).
 
-A vector environment restarts ended episodes in one of three ways, its autoreset mode. `find_mode`
-reads the mode that an environment declares, or proves it by a probe.
+A vector environment restarts ended episodes in one of three ways, its autoreset mode, which it must
+declare: a wrong one would mix episodes without an error.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
@@ -21,13 +20,9 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv, Vecto
 from gymnasium.wrappers import TimeLimit
 
 from canter.core.registry import UserError
-from canter.core.specs import ACTION_MASK
 from canter.envs.contract import check_columns, validate_reset
 from canter.envs.failures import EnvCalls
 from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
-from canter.envs.spaces import ObsReader
-
-logger = logging.getLogger(__name__)
 
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of N environments, as `VectorEnv.step`
@@ -170,135 +165,18 @@ def parse_mode(mode: AutoresetMode | str) -> AutoresetMode:
     return _SPELLINGS[key]
 
 
-def find_mode(
-    env: VectorEnv, requested: AutoresetMode | str | None, reader: ObsReader, max_steps: int
-) -> AutoresetMode:
-    """Return the mode that `env` declares, or the `requested` one, or one that a probe proves.
-
-    The probe steps `env` with random actions and resets it at the end. Raises UserError if it
-    proves no mode.
-    """
+def find_mode(env: VectorEnv, requested: AutoresetMode | str | None) -> AutoresetMode:
+    """Return the mode that `env` declares, or the `requested` one; raise UserError if there is none, or two."""
     declared = (env.metadata or {}).get("autoreset_mode")
     modes = [parse_mode(mode) for mode in (declared, requested) if mode is not None]
+    if not modes:
+        raise UserError(f"{env} does not declare how it resets, one of three ways:{_HOW_TO_DECLARE}")
     if len(set(modes)) > 1:
         raise UserError(
             f"autoreset={modes[1].name.lower()!r} contradicts {env}, which declares {modes[0].name.lower()!r}; "
             "leave the argument out, or make the environment with the other mode"
         )
-    if modes:
-        return modes[0]
-    mode = _Probe(env, reader).run(max_steps)
-    if mode is None:
-        raise UserError(
-            f"{env} does not declare how it resets, and {max_steps} random steps did not prove one of the three ways:"
-            + _HOW_TO_DECLARE
-        )
-    env.reset()
-    logger.info("%s does not declare how it resets; a probe found %s", env, mode.name.lower())
-    return mode
-
-
-class _Probe:
-    """Steps an environment until episodes end, and examines what follows each end.
-
-    Only evidence that no other mode can produce counts; an end that leaves doubt is skipped.
-    """
-
-    def __init__(self, env: VectorEnv, reader: ObsReader) -> None:
-        self._env = env
-        self._reader = reader
-        self._buffer = reader.buffer()
-        self._always_rewarded = True
-        """True while no ordinary step has had a reward of 0."""
-
-    def run(self, max_steps: int) -> AutoresetMode | None:
-        """Return the proven mode, or None after `max_steps` without a proof."""
-        raw, info = self._env.reset(seed=0)
-        if ACTION_MASK in info or ACTION_MASK in self._reader.specs:
-            return None  # random actions may be illegal, and what an illegal action does proves nothing
-        self._env.action_space.seed(0)
-        start = self._read(raw)
-        for _ in range(max_steps):
-            obs, reward, done, info = self._step()
-            self._always_rewarded &= bool((reward != 0).all())
-            if done.any():
-                mode = self._mode_after(start, obs, done, info)
-                if mode is not None:
-                    return mode
-                start = self._read(self._env.reset()[0])
-        return None
-
-    def _step(self) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, dict[str, Any]]:
-        raw, reward, terminated, truncated, info = self._env.step(self._env.action_space.sample())
-        done = np.asarray(terminated, dtype=bool) | np.asarray(truncated, dtype=bool)
-        return self._read(raw), np.array(reward), done, info
-
-    def _read(self, raw: Any) -> dict[str, np.ndarray]:
-        self._reader.write(self._buffer, raw)
-        return {name: array.copy() for name, array in self._buffer.arrays.items()}
-
-    def _mode_after(
-        self, start: dict[str, np.ndarray], last: dict[str, np.ndarray], ended: np.ndarray, info: dict[str, Any]
-    ) -> AutoresetMode | None:
-        """Return the mode that the end of rows `ended` proves, if any."""
-        if info.get("final_obs") is not None:
-            return self._mode_with_final_obs(last, ended, info["final_obs"])
-        try:
-            obs, reward, done, info = self._step()
-        except Exception:  # any error means that a finished episode cannot be stepped
-            return AutoresetMode.DISABLED if self._resets_by_mask(last, ended) else None
-        if done[ended].all():
-            return self._mode_while_ended(ended)
-        if done[ended].any() or reward[ended].any() or not _differ(last, obs)[ended].all():
-            return None
-        if not _differ(start, obs)[ended].any() and _differ(start, last)[ended].all():
-            return AutoresetMode.NEXT_STEP
-        _, reward, _, _ = self._step()
-        # A dead row would get no reward now, and a row reset in the ending step would have got one
-        # in the step before.
-        return AutoresetMode.NEXT_STEP if self._always_rewarded and reward[ended].all() else None
-
-    def _mode_with_final_obs(self, last: dict[str, np.ndarray], ended: np.ndarray, final: Any) -> AutoresetMode | None:
-        try:
-            self._reader.write_final(self._buffer, final, ended)
-        except ValueError:
-            return None
-        # Were they equal, this might be another mode that reports the last observation twice.
-        return AutoresetMode.SAME_STEP if _differ(last, self._buffer.arrays)[ended].any() else None
-
-    def _mode_while_ended(self, ended: np.ndarray) -> AutoresetMode | None:
-        """Return "disabled" if rows report their end until they are reset.
-
-        Episodes of one step look alike until then.
-        """
-        steps = [self._step() for _ in range(3)]
-        if not all(done[ended].all() for _, _, done, _ in steps):
-            return None
-        obs, _, done, _ = steps[-1]
-        revived = self._resets_by_mask(obs, done) and not self._step()[2][ended].any()
-        return AutoresetMode.DISABLED if revived else None
-
-    def _resets_by_mask(self, before: dict[str, np.ndarray], ended: np.ndarray) -> bool:
-        """Return True if `reset_mask` restarts the ended rows and leaves the others unchanged."""
-        first = np.arange(len(ended)) == np.argmax(ended)
-        try:
-            # First one row alone: when all ended together, a reset of all would not show that the
-            # mask is respected.
-            for mask in (first, ended & ~first):
-                if mask.any():
-                    obs = self._read(self._env.reset(options={"reset_mask": mask.copy()})[0])
-                    if _differ(before, obs)[~mask].any():
-                        return False
-                    before = obs
-            self._step()
-        except Exception:  # an environment that cannot be reset this way is not in disabled mode
-            return False
-        return True
-
-
-def _differ(one: dict[str, np.ndarray], other: dict[str, np.ndarray]) -> np.ndarray:
-    """Return bool `[N]`: the rows in which two observations differ."""
-    return np.any([(a != other[key]).reshape(len(a), -1).any(axis=1) for key, a in one.items()], axis=0)
+    return modes[0]
 
 
 def name_of(env: VectorEnv) -> str:
