@@ -30,6 +30,7 @@ from canter.envs.imports import PYTHON, find_factory, makes_a_batch, parameters_
 from canter.envs.jax_envs import make_brax, make_gymnax, make_playground
 from canter.envs.pettingzoo import make_pettingzoo
 from canter.envs.robots.isaaclab import make_isaaclab
+from canter.envs.robots.maniskill import make_maniskill
 from canter.envs.robots.mjlab import make_mjlab
 from canter.envs.tensor import tensor_envs
 from canter.envs.wrappers import FiniteHorizon, make_wrappers
@@ -70,6 +71,7 @@ schemes.register("pettingzoo")(make_pettingzoo)
 schemes.register("tensor")(make_tensor)
 schemes.register("mjlab")(make_mjlab)
 schemes.register("isaaclab")(make_isaaclab)
+schemes.register("maniskill")(make_maniskill)
 for name, builder in {"gymnax": make_gymnax, "brax": make_brax, "playground": make_playground}.items():
     schemes.register(name)(builder)
 

@@ -19,6 +19,8 @@ from canter.core.registry import UserError
 from canter.envs.imports import find_factory
 from canter.envs.tensor import tensor_envs
 
+OTHER_PACKAGES = ("envpool", "pettingzoo", "mjlab", "isaaclab", "maniskill", "gymnax", "brax", "playground")
+"""Schemes of environments whose source is that of another package."""
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages, of which only the environment's own file is read."""
 
@@ -47,7 +49,7 @@ def _find(env_id: str) -> Callable[..., Any] | None:
     scheme, colon, name = env_id.partition(":")
     if scheme == "tensor":
         return tensor_envs[name]
-    if colon and scheme in ("envpool", "pettingzoo", "mjlab", "isaaclab", "gymnax", "brax", "playground"):
+    if colon and scheme in OTHER_PACKAGES:
         return None
     factory = find_factory(env_id, ()) if colon else None
     if factory is not None:

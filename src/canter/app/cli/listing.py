@@ -34,12 +34,13 @@ PROBE = "probe-"
 """Prefix of the tensor environments that test algorithms."""
 
 
-JAX_PACKAGES = {
-    "gymnax": ("gymnax", "jax"),
-    "brax": ("brax", "jax"),
-    "playground": ("mujoco_playground", "playground"),
+SIMULATORS = {
+    "gymnax": ("gymnax", '"canter[jax]"'),
+    "brax": ("brax", '"canter[jax]"'),
+    "playground": ("mujoco_playground", '"canter[playground]"'),
+    "maniskill": ("mani_skill", "mani_skill"),
 }
-"""Package and extra of each scheme in JAX."""
+"""Package of each simulator whose import takes seconds, and what pip installs, by scheme."""
 
 
 def envs_command(arguments: argparse.Namespace) -> None:
@@ -55,13 +56,13 @@ def envs_command(arguments: argparse.Namespace) -> None:
     print(textwrap.fill(text, 110, initial_indent="  ", subsequent_indent="    ", break_on_hyphens=False))
     print("\nFrom other packages, by the scheme before the colon:")
     schemes = read_index("schemes")
-    print(two_columns({f"{name}:ID": text for name, text in schemes.items() if name not in ("tensor", *jax_schemes())}))
+    print(two_columns({f"{name}:ID": text for name, text in schemes.items() if name not in ("tensor", *SIMULATORS)}))
     mjlab_tasks = mjlab_ids()
     if mjlab_tasks:
         print("\nOf mjlab, which is installed here, each with the settings that it is registered with:")
         print("\n".join(f"  {name}" for name in mjlab_tasks))
-    print("\nIn JAX:")
-    print(two_columns({f"{scheme}:ID": state for scheme, state in jax_schemes().items()}))
+    print("\nOf simulators in JAX, and of ManiSkill:")
+    print(two_columns({f"{scheme}:ID": simulator_state(scheme) for scheme in SIMULATORS}))
     print("\n`canter envs FILTER` searches Gymnasium's too, `canter presets` lists those with known-good settings.")
 
 
@@ -73,7 +74,7 @@ def print_matching(text: str) -> None:
     ids = {f"tensor:{name}": summary for name, summary in read_index("tensor").items()}
     # Reversed: of several presets the shortest name is shown, which `train` uses.
     presets = {env: f"preset {name}" for name, env, _ in reversed(read_index("presets"))}
-    ids |= {name: presets.get(name, "") for name in (*gymnasium_ids(), *mjlab_ids(), *jax_ids(text))}
+    ids |= {name: presets.get(name, "") for name in (*gymnasium_ids(), *mjlab_ids(), *simulator_ids(text))}
     matching = {name: summary for name, summary in ids.items() if text.lower() in name.lower()}
     if not matching:
         raise UsageError(
@@ -93,24 +94,25 @@ def mjlab_ids() -> list[str]:
     return [f"mjlab:{name}" for name in mjlab.tasks()]
 
 
-def jax_ids(text: str) -> list[str]:
-    """Return the ids of the simulator in JAX whose scheme the text names; imports it, which takes seconds."""
+def simulator_ids(text: str) -> list[str]:
+    """Return the ids of the simulator whose scheme the text names; imports it, which takes seconds."""
     scheme, colon, _ = text.partition(":")
-    if not colon or not jax_schemes().get(scheme, "").startswith("installed"):
+    if not colon or scheme not in SIMULATORS or find_spec(SIMULATORS[scheme][0]) is None:
         return []
+    if scheme == "maniskill":
+        from canter.envs.robots import maniskill
+
+        return [f"maniskill:{name}" for name in maniskill.tasks()]
     from canter.envs import jax_envs
 
     return jax_envs.ids_of(scheme)
 
 
-def jax_schemes() -> dict[str, str]:
-    """Return how to list, or how to install, the environments of each scheme in JAX."""
-    return {
-        scheme: f"installed; `canter envs {scheme}:` lists them"
-        if find_spec("jax") is not None and find_spec(package) is not None
-        else f'pip install "canter[{extra}]"'
-        for scheme, (package, extra) in JAX_PACKAGES.items()
-    }
+def simulator_state(scheme: str) -> str:
+    """Return how to list, or how to install, the environments of a simulator."""
+    package, requirement = SIMULATORS[scheme]
+    installed = find_spec(package) is not None
+    return f"installed; `canter envs {scheme}:` lists them" if installed else f"pip install {requirement}"
 
 
 def presets_command(arguments: argparse.Namespace) -> None:
