@@ -127,7 +127,7 @@ def judge_fit(jobs: list[Job], folders: list[Path]) -> None:
 
 
 def judge_report(jobs: list[Job], folders: list[Path]) -> None:
-    """Print what was found in the reported runs, and write results.json and table.md."""
+    """Print what was found in the reported runs and the table of docs/doctor.md, and write results.json."""
     jobs = [job for job in jobs if job.fault != "preset" or (job.task in REPORT_PRESETS and job.seed in REPORT_SEEDS)]
     table = Table(jobs, folders)
     show_runs(table)
@@ -146,7 +146,7 @@ def judge_report(jobs: list[Job], folders: list[Path]) -> None:
         for job, outcome, diagnosis in runs
     }
     (HERE / "results.json").write_text(json.dumps({"summary": summary, "runs": runs}, indent=1) + "\n")
-    (HERE / "table.md").write_text(markdown(table, repairs))
+    print(markdown(table, repairs))
 
 
 def rounded(value: float | None) -> float | None:

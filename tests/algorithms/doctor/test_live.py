@@ -117,6 +117,7 @@ def test_signals_are_computed_without_reads_of_the_host():
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 @pytest.mark.parametrize("task", ["tensor:cartpole", "tensor:quadrotor"])
 def test_signals_do_not_wait_for_the_gpu(task):
     trainer, rollout = first_rollout(task, "cuda")
