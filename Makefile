@@ -42,8 +42,9 @@ layers: .venv/installed-dev
 docs: .venv/installed-dev
 	$(BIN)/sphinx-build -W --keep-going -q -b html docs build/docs
 
+# The tests of a file share one process, and so what its fixtures prepare.
 pytest: .venv/installed-dev
-	$(BIN)/pytest -n auto
+	$(BIN)/pytest -n auto --dist loadfile
 
 # Everything: the long tests, one at a time for what they measure, and hours of kills and damaged files.
 test-all: test

@@ -40,7 +40,7 @@ def source_fingerprint(env_id: str) -> str | None:
         return None
     digest = hashlib.sha256()
     for path in sorted(_files(factory)):
-        digest.update(_meaning(path).encode())
+        digest.update(_meaning(path.read_text(errors="replace")))
     return digest.hexdigest()[:16]
 
 
@@ -95,8 +95,9 @@ def _path(module: ModuleType) -> Path | None:
     return path if path is not None and path.suffix == ".py" and path.is_file() else None
 
 
-def _meaning(path: Path) -> str:
-    """Return a file's syntax tree as text, without the block that runs it as a program."""
-    tree = ast.parse(path.read_text(errors="replace"))
+@functools.cache
+def _meaning(source: str) -> bytes:
+    """Return the syntax tree of a source as text, without the block that runs it as a program."""
+    tree = ast.parse(source)
     tree.body = [node for node in tree.body if not (isinstance(node, ast.If) and "__main__" in ast.dump(node.test))]
-    return ast.dump(tree)
+    return ast.dump(tree).encode()

@@ -72,9 +72,8 @@ class Evaluation:
         It covers the randomness of these episodes, not that of training. With fewer than about 20
         episodes it is too narrow.
         """
-        returns = np.asarray(self.return_)
         generator = np.random.default_rng(0)
-        means = generator.choice(returns, (RESAMPLES, len(returns))).mean(axis=1)
+        means = generator.choice(self.return_, (RESAMPLES, len(self.return_))).mean(axis=1)
         low, high = np.percentile(means, (2.5, 97.5))
         return float(low), float(high)
 
