@@ -290,9 +290,9 @@ def test_every_setting_is_in_the_table():
 
 
 def usual_kinds():
-    """Every setting with continuous actions, and every other one with one of the other two kinds; the rest is long."""
+    """Every setting with continuous actions, and every fourth one with another kind too; the rest is long."""
     for number, path in enumerate(VARIED):
-        usual = {"continuous", {1: "discrete", 3: "multi_discrete"}.get(number % 4)}
+        usual = {"continuous", {1: "discrete", 5: "multi_discrete"}.get(number % 8)}
         for kind in KINDS:
             yield pytest.param(path, kind, marks=[] if kind in usual else pytest.mark.long)
 

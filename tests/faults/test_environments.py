@@ -202,8 +202,14 @@ class Moves(Misbehaving):
 """
 
 
-@pytest.mark.parametrize("how", ["sync", "forked", "async"])
-@pytest.mark.parametrize("call", ["__init__", "reset", "step", "close"])
+CALLS = ["__init__", "reset", "step", "close"]
+IN_PROCESSES = [("step", "forked"), ("reset", "async")]
+
+
+@pytest.mark.parametrize(
+    ("call", "how"),
+    usual_of([*product(CALLS, ["sync", "forked", "async"])], [*product(CALLS, ["sync"]), *IN_PROCESSES]),
+)
 def test_an_environment_that_changes_the_working_directory_moves_no_file_of_the_run(
     call, how, tmp_path, monkeypatch, caplog, capsys
 ):

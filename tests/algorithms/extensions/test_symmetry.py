@@ -145,7 +145,7 @@ def test_a_mirror_loss_alone_makes_a_policy_symmetric():
     optimizer = canter.OptimizerConfig(learning_rate=canter.Constant(0.01))
     algorithm, collector = build(augment=False, mirror_loss=100.0, config={"horizon": 32, "optimizer": optimizer})
     first = None
-    for _ in range(25):
+    for _ in range(15):
         metrics = algorithm.update(collector.collect())
         first = metrics["policy/asymmetry"] if first is None else first
     assert metrics["policy/asymmetry"] < first / 10

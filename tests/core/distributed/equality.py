@@ -1,6 +1,7 @@
 """Runs of a few iterations, by one process or as a rank: `python equality.py FOLDER CASE...`, or that under torchrun.
 
-Rank 0 leaves weights and rows of the log of these cases in FOLDER, as `<case>-<ranks>.pt`.
+Rank 0 leaves weights and rows of the log of these cases in FOLDER, as `<case>-<ranks>.pt`. The case `sac`, which is
+only for ranks, leaves the state of every rank as `sac-<rank>-of-<ranks>.pt`.
 """
 
 import sys
@@ -36,6 +37,7 @@ CASES = {
     "native": {"env": CARTPOLE, "algorithm": LEARN, "execution": {"engine": "native"}, "iterations": 2},
 }
 
+ITERATIONS = 5
 RARE = ("gymnasium_lstm", "agents", "self_play")
 """Cases that only the long tests run."""
 
@@ -64,7 +66,7 @@ def double(obs):
 
 def run(case, folder):
     settings = {"execution": {"engine": "autograd"}, "total_steps": None} | CASES[case]
-    settings["until"] = {"iterations": settings.pop("iterations", 10)}
+    settings["until"] = {"iterations": settings.pop("iterations", ITERATIONS)}
     exact = settings["execution"]["engine"] == "autograd"  # the native engine reads float32 only
     torch.set_default_dtype(torch.float64 if exact else torch.float32)
     config, rows = from_plain(settings, TrainConfig()), []
@@ -77,8 +79,19 @@ def run(case, folder):
         torch.save({"weights": weights, "rows": rows}, folder / f"{case}-{distributed.world_size()}.pt")
 
 
+def run_sac(folder):
+    learn = {"kind": "sac", "batch_size": 16, "warmup_steps": 64}
+    settings = {"env": {"id": "tensor:pendulum", "num_envs": 4}, "algorithm": learn, "total_steps": None}
+    torch.set_default_dtype(torch.float32)
+    with canter.Trainer(from_plain(settings | {"until": {"iterations": 60}}, TrainConfig())) as trainer:
+        trainer.learn()
+        state = trainer.algorithm.state_dict()
+    kept = {name: state[name] for name in ("modules", "replay", "counters")}
+    torch.save(kept, folder / f"sac-{distributed.rank()}-of-{distributed.world_size()}.pt")
+
+
 if __name__ == "__main__":
     world.start()
     for name in sys.argv[2:]:
-        run(name, Path(sys.argv[1]))
+        run_sac(Path(sys.argv[1])) if name == "sac" else run(name, Path(sys.argv[1]))
     world.end()

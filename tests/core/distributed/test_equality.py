@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from equality import CASES, RARE, run
+from equality import CASES, ITERATIONS, RARE, run
 from torchrun import torchrun
 
 SCRIPT = str(Path(__file__).parent / "equality.py")
@@ -29,7 +29,7 @@ def made(folder, cases, *groups):
         run(case, folder)
     torch.set_default_dtype(before)
     for ranks in groups:
-        torchrun(ranks, SCRIPT, folder, *cases)
+        torchrun(ranks, SCRIPT, folder, *cases, "sac")
     return folder
 
 
@@ -62,10 +62,23 @@ def compare(folder, case, ranks):
             assert theirs[key] == expected, key
 
 
+def leaves(tree):
+    return [tree] if isinstance(tree, torch.Tensor) else [x for part in tree.values() for x in leaves(part)]
+
+
+def test_ranks_of_sac_have_the_same_weights_and_replays_of_their_own(runs):
+    first, second = (torch.load(runs / f"sac-{rank}-of-2.pt", weights_only=True) for rank in range(2))
+    assert first["counters"]["updates"] > 100
+    mine, theirs = leaves(first["modules"]), leaves(second["modules"])
+    assert len(mine) == len(theirs) > 10 and all(map(torch.equal, mine, theirs))
+    seen = [leaves(each["replay"]["tables"]) for each in (first, second)]
+    assert not all(map(torch.equal, *seen))
+
+
 def test_the_cases_have_what_they_are_there_for(runs):
     rows = {case: torch.load(runs / f"{case}-1.pt")["rows"] for case in USUAL}
-    assert rows["uneven"][-1]["env_steps"] < 10 * 32 * 8, "all rows are valid"
-    assert rows["uneven"][-1]["minibatch_updates"] < 10 * 8, "no update stopped early"
+    assert rows["uneven"][-1]["env_steps"] < ITERATIONS * 32 * 8, "all rows are valid"
+    assert rows["uneven"][-1]["minibatch_updates"] < ITERATIONS * 8, "no update stopped early"
     rates = [row["optim/learning_rate/model"] for row in rows["tensor"]]
     assert len(set(rates)) > 1, "the learning rate has not moved"
     assert rows["gymnasium"][-1]["episodes"] > 10
