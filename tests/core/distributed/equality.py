@@ -83,7 +83,7 @@ def run_sac(folder):
     learn = {"kind": "sac", "batch_size": 16, "warmup_steps": 64}
     settings = {"env": {"id": "tensor:pendulum", "num_envs": 4}, "algorithm": learn, "total_steps": None}
     torch.set_default_dtype(torch.float32)
-    with canter.Trainer(from_plain(settings | {"until": {"iterations": 60}}, TrainConfig())) as trainer:
+    with canter.Trainer(from_plain(settings | {"until": {"iterations": 40}}, TrainConfig())) as trainer:
         trainer.learn()
         state = trainer.algorithm.state_dict()
     kept = {name: state[name] for name in ("modules", "replay", "counters")}

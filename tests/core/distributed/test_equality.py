@@ -68,7 +68,7 @@ def leaves(tree):
 
 def test_ranks_of_sac_have_the_same_weights_and_replays_of_their_own(runs):
     first, second = (torch.load(runs / f"sac-{rank}-of-2.pt", weights_only=True) for rank in range(2))
-    assert first["counters"]["updates"] > 100
+    assert first["counters"]["updates"] > 50
     mine, theirs = leaves(first["modules"]), leaves(second["modules"])
     assert len(mine) == len(theirs) > 10 and all(map(torch.equal, mine, theirs))
     seen = [leaves(each["replay"]["tables"]) for each in (first, second)]
