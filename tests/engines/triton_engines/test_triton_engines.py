@@ -241,7 +241,7 @@ def test_too_little_shared_memory_of_a_block_is_refused(monkeypatch):
         ({"kl": "rl_games"}, "kl=rl_games", None),
         ({"obs_statistics": "minibatch"}, "obs_statistics=minibatch", None),
         ({"surrogate": "smooth_clipped"}, "smooth_clipped", "smooth_clipped"),
-        ({"model": {"shared_trunk": True}, "hidden": (300, 200, 100)}, "too wide", None),
+        ({"model": {"shared_trunk": True}, "hidden": (300, 300, 100)}, "too wide", None),
         ({"hidden": ()}, "model.policy.hidden", None),
         ({"model": {"distribution": "beta"}}, "model.distribution=beta", "model.distribution=beta"),
         ({"nvec": (200,)}, "the actions are too many", None),
@@ -277,11 +277,20 @@ def test_a_shared_trunk_acts_and_values_by_the_network_that_learns(all_kernels):
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"model": TANH}, {"nvec": (5,)}, {"nvec": (2, 3), "model": {"shared_trunk": True}}], ids=str
+    ("settings", "precision"),
+    [
+        ({}, "highest"),
+        ({}, "high"),
+        ({"model": TANH}, "highest"),
+        ({"nvec": (5,)}, "high"),
+        ({"nvec": (2, 3), "model": {"shared_trunk": True}}, "highest"),
+    ],
+    ids=str,
 )
-def test_the_first_ratio_is_exactly_one_and_equal_seeds_act_alike(all_kernels, settings):
+def test_the_first_ratio_is_exactly_one_and_equal_seeds_act_alike(all_kernels, settings, precision):
     from canter.engines.triton.engine import NetworksEngine
 
+    torch.set_float32_matmul_precision(precision)
     algorithm, batch = learned(entropy_coef=canter.Constant(0.01), **settings)
     loss = replace(algorithm.losses["policy"], clip_ratio=0.0)  # clipped is every ratio but 1
     engine = NetworksEngine(loss, algorithm.model, algorithm.optimizers["policy"])
@@ -290,7 +299,8 @@ def test_the_first_ratio_is_exactly_one_and_equal_seeds_act_alike(all_kernels, s
     assert torch.equal(action, engine.act(obs, (), starts, rng())[1])
     distribution = algorithm.distribution
     torch.testing.assert_close(for_env, distribution.to_env(action))
-    torch.testing.assert_close(params, algorithm.model.actor(batch.obs, (), None)[0][0], rtol=1e-4, atol=1e-5)
+    tolerance = 1e-4 if precision == "highest" else 1e-2
+    torch.testing.assert_close(params, algorithm.model.actor(batch.obs, (), None)[0][0], rtol=tolerance, atol=tolerance)
     if settings.get("nvec"):
         assert torch.equal(action, distribution.sample(params, rng()))
     batch = replace(batch, action=action[None], dist_params=params[None])

@@ -8,6 +8,10 @@ its weights need to fit as a whole. Outputs that the backward pass needs are wri
 first, `[N, M]`, as tensor cores read a product over samples. The backward pass runs in the same
 way: a layer multiplies by the transposed weights and the slope of its activation.
 
+Factors are float16 where TF32 is allowed: it has TF32's mantissa and half its size. The network's
+inputs, which may be beyond its range, are multiplied in TF32, and gradients are divided by a scale
+until their sums are complete. All sums are float32.
+
 Each tile of a weight gradient is a product over all samples, cut into parts that fill the chip; one
 kernel adds up all parts in a fixed order.
 """
@@ -22,7 +26,7 @@ from torch import Tensor
 from canter.engines.triton.kernels.linear import _activate, _slope, _tf32
 
 TILE = 128
-STEP = 32
+STEP = 64
 Product = tuple[int, int, int, int, int]
 BLOCKS = 264
 """Blocks that the samples are cut for, two for each processor of an H200; the same on any GPU, and
@@ -31,9 +35,9 @@ so are the bits."""
 
 @triton.jit
 def _products(
-    d_ptr, x_ptr, jobs_ptr, out_ptr, M, STRIDE, SPAN, TF32: tl.constexpr, TILE: tl.constexpr, STEP: tl.constexpr
+    d_ptr, x_ptr, jobs_ptr, scale_ptr, out_ptr, M, STRIDE, SPAN, TILE: tl.constexpr, STEP: tl.constexpr
 ):  # fmt: skip
-    """Compute a tile of `d @ x.T` over a part of the samples; both are features first."""
+    """Compute a tile of `scale * d @ x.T` over a part of the samples; both are features first."""
     job = jobs_ptr + tl.program_id(0) * 6
     part = tl.program_id(1)
     i = tl.arange(0, TILE)
@@ -49,7 +53,8 @@ def _products(
         rows = start + tl.arange(0, STEP)
         d = tl.load(d_ptr + rows[None, :], mask=(i < height)[:, None] & (rows < stop)[None, :], other=0.0)
         x = tl.load(x_ptr + rows[:, None], mask=(i < width)[None, :] & (rows < stop)[:, None], other=0.0)
-        total = tl.dot(d, x, total, input_precision="tf32" if TF32 else "ieee")
+        total = tl.dot(d, x, total, input_precision="ieee")
+    total *= tl.load(scale_ptr)
     where = tl.load(job + 4)
     stride = tl.load(job + 5)
     inside = (i < height)[:, None] & (i < width)[None, :]
@@ -115,14 +120,13 @@ class RowProducts:
         """Return a buffer for weight gradients of parts of the samples, at least `[parts, P]`."""
         return torch.empty((self.parts, triton.cdiv(self.count, 16) * 16), device=self.places.device)
 
-    def __call__(self, network: int, deltas: Tensor, made: Tensor, out: Tensor) -> None:
-        """Compute the weight gradients of a network over parts of the samples."""
+    def __call__(self, network: int, deltas: Tensor, made: Tensor, scale: Tensor, out: Tensor) -> None:
+        """Compute the weight gradients of a network over parts of the samples, of which `deltas` are `1 / scale`."""
         m = made.shape[1]
         jobs = self.jobs[network]
         span = triton.cdiv(triton.cdiv(m, self.parts), STEP) * STEP
         _products[(len(jobs), self.parts)](
-            deltas, made, jobs, out, m, out.shape[1], span,
-            TF32=_tf32(), TILE=TILE, STEP=STEP, num_warps=8, num_stages=3,
+            deltas, made, jobs, scale, out, m, out.shape[1], span, TILE=TILE, STEP=STEP, num_warps=8, num_stages=4
         )  # fmt: skip
 
     def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
@@ -148,6 +152,11 @@ def _tiles(d_row: int, height: int, x_row: int, width: int, place: int) -> list[
     ]
 
 
+def factor_type() -> tuple[torch.dtype, tl.dtype]:
+    """Return the type of factors, for tensors and for kernels."""
+    return (torch.float16, tl.float16) if _tf32() else (torch.float32, tl.float32)
+
+
 TILE_M = 64
 """Samples of a block, the same for acting and for learning, so that both have the same bits."""
 
@@ -158,7 +167,7 @@ class Layers:
     """Weights `[N, K]` and biases `[N]` of all layers of a network.
 
     An activation follows all but the last. Several `heads`, each a weight and a bias, are
-    concatenated as the last layer; `join` copies them there after they have changed.
+    concatenated as the last layer.
     """
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor], kind: int, *heads: tuple[Tensor, Tensor]) -> None:
@@ -176,17 +185,27 @@ class Layers:
         self.back_widths = tuple(self.widths[layer + 1] for layer in self.back)
 
     @torch.no_grad()
-    def join(self) -> None:
-        """Copy the current heads."""
+    def factors(self) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return the current weights as factors `[N, K]`, and all but the first backwards as `[K, N]`."""
         for parts, whole in zip(self.heads, (self.weights[-1], self.biases[-1]), strict=True):
             if len(parts) > 1:
                 torch.cat(parts, out=whole)
+        first, *weights = self.weights
+        dtype, kernel_dtype = factor_type()
+        factors = tuple(torch.empty_like(weight, dtype=dtype) for weight in weights)
+        turned = tuple(weight.new_empty(weight.shape[::-1], dtype=dtype) for weight in weights)
+        if weights:
+            shapes = tuple(size for weight in weights for size in weight.shape)
+            tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
+            grid = (tiles, len(weights))
+            _factors[grid](tuple(weights), factors, turned, SHAPES=shapes, FACTOR=kernel_dtype, TILE=32)
+        return (first, *factors), turned[::-1]
 
     @property
     def fits(self) -> bool:
         """Every layer that is kept on chip as a whole, forward or backward, has room there."""
         wholes = self.widths[2:-1:2] + self.widths[-3:0:-2]
-        return self.widths[0] <= 256 and max(wholes, default=0) <= 128 and self.widths[-1] <= 128
+        return self.widths[0] <= 256 and max(wholes, default=0) <= 256 and self.widths[-1] <= 128
 
     def __call__(self, x: Tensor, needed: Tensor | None = None) -> Tensor:
         """Return the output `[M, N]` for `[M, K]`.
@@ -199,8 +218,8 @@ class Layers:
         marks = needed.contiguous().view(torch.uint8) if sparse else x
         made = (out,) * (len(self.widths) - 1)
         _run_alone[(triton.cdiv(m, TILE_M),)](
-            x.contiguous(), marks, self.weights, self.biases, made, m,
-            WIDTHS=self.widths, KIND=self.kind, SPARSE=sparse, TF32=_tf32(), **SHAPE,
+            x.contiguous(), marks, self.factors()[0], self.biases, made, m,
+            WIDTHS=self.widths, KIND=self.kind, FACTOR=factor_type()[1], SPARSE=sparse, **SHAPE,
         )  # fmt: skip
         return out
 
@@ -219,6 +238,29 @@ def _weights(w_ptr, outputs, inputs, N: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def _factor(x, FACTOR: tl.constexpr):
+    """Convert a factor; numbers beyond float16's range become its largest ones."""
+    if tl.float16 == FACTOR:
+        x = tl.clamp(x, -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
+    return x.to(FACTOR)
+
+
+@triton.jit
+def _factors(weights, factors, turned, SHAPES: tl.constexpr, FACTOR: tl.constexpr, TILE: tl.constexpr):
+    """Convert each of `weights` `[N, K]` to factors, and transpose these to `[K, N]`."""
+    for i in tl.static_range(len(weights)):
+        if tl.program_id(1) == i:
+            across = tl.cdiv(SHAPES[2 * i + 1], TILE)
+            n = tl.program_id(0) // across * TILE + tl.arange(0, TILE)
+            k = tl.program_id(0) % across * TILE + tl.arange(0, TILE)
+            inside = (n < SHAPES[2 * i])[:, None] & (k < SHAPES[2 * i + 1])[None, :]
+            place = n[:, None] * SHAPES[2 * i + 1] + k[None, :]
+            w = _factor(tl.load(weights[i] + place, mask=inside, other=0.0), FACTOR)
+            tl.store(factors[i] + place, w, mask=inside)
+            tl.store(turned[i] + k[:, None] * SHAPES[2 * i] + n[None, :], tl.trans(w), mask=tl.trans(inside))
+
+
+@triton.jit
 def _side(side_ptr, rows, columns, M, N: tl.constexpr, BACK: tl.constexpr):
     """Load the biases of columns, or backward the output of the layer.
 
@@ -226,17 +268,17 @@ def _side(side_ptr, rows, columns, M, N: tl.constexpr, BACK: tl.constexpr):
     """
     if BACK:
         inside = (rows < M)[:, None] & (columns < N)[None, :]
-        return tl.load(side_ptr + columns[None, :] * M + rows[:, None], mask=inside, other=0.0)
+        return tl.load(side_ptr + columns[None, :] * M + rows[:, None], mask=inside, other=0.0).to(tl.float32)
     else:
         return tl.load(side_ptr + columns, mask=columns < N, other=0.0)[None, :]
 
 
 @triton.jit
 def _finish(
-    total, side, sums_ptr, made_ptr, rows, columns, M, N: tl.constexpr,
-    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
+    total, side, sums_ptr, made_ptr, rows, columns, M, scale, N: tl.constexpr, ENDS: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, FACTOR: tl.constexpr,
 ):  # fmt: skip
-    """Finish columns of a layer from their sums of products, and store them.
+    """Finish columns of a layer from their sums of products, store them and return them as factors.
 
     Forward: the activation of sum and bias, or the sum alone in the layer that `ENDS` a network.
     Backward: the gradient times the slope of the layer's output, and its sum over the block of
@@ -246,82 +288,74 @@ def _finish(
     if BACK:
         total *= _slope(side, KIND)
         where = sums_ptr + columns * tl.num_programs(0) + tl.program_id(0)
-        tl.store(where, tl.sum(total, 0), mask=columns < N)
+        tl.store(where, scale * tl.sum(total, 0), mask=columns < N)
     else:
         total += side
-        if not ENDS:
+        if ENDS:
+            tl.store(made_ptr + rows[:, None] * N + columns[None, :], total, mask=inside)
+        else:
             total = _activate(total, KIND)
-    if ENDS:
-        tl.store(made_ptr + rows[:, None] * N + columns[None, :], total, mask=inside)
-    elif KEEP:
-        tl.store(made_ptr + columns[None, :] * M + rows[:, None], total, mask=inside)
-    return total
-
-
-@triton.jit
-def _one(
-    h, rows, M, w_ptr, side_ptr, sums_ptr, made_ptr, K: tl.constexpr, N: tl.constexpr, INPUTS: tl.constexpr,
-    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
-    PRECISION: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Run rows `h` `[TILE_M, INPUTS]` through one layer."""
-    for start in range(0, N, CHUNK):
-        columns = start + tl.arange(0, CHUNK)
-        side = _side(side_ptr, rows, columns, M, N, BACK)
-        part = tl.dot(h, _weights(w_ptr, columns, tl.arange(0, INPUTS), N, K), input_precision=PRECISION)
-        _finish(part, side, sums_ptr, made_ptr, rows, columns, M, N, KIND, BACK, KEEP, ENDS)
-
-
-@triton.jit
-def _two(
-    h, rows, M, weights, sides, sums, made, K: tl.constexpr, N: tl.constexpr, P: tl.constexpr,
-    INPUTS: tl.constexpr, OUTPUTS: tl.constexpr, TILE_M: tl.constexpr,
-    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, ENDS: tl.constexpr,
-    PRECISION: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Run rows `h` `[TILE_M, INPUTS]` through two layers of widths N and P: `[TILE_M, OUTPUTS]`."""
-    outputs = tl.arange(0, OUTPUTS)
-    total = tl.zeros((TILE_M, OUTPUTS), tl.float32)
-    for start in range(0, N, CHUNK):
-        columns = start + tl.arange(0, CHUNK)
-        side = _side(sides[0], rows, columns, M, N, BACK)
-        part = tl.dot(h, _weights(weights[0], columns, tl.arange(0, INPUTS), N, K), input_precision=PRECISION)
-        part = _finish(part, side, sums[0], made[0], rows, columns, M, N, KIND, BACK, KEEP, False)
-        total = tl.dot(part, _weights(weights[1], outputs, columns, P, N), total, input_precision=PRECISION)
-    side = _side(sides[1], rows, outputs, M, P, BACK)
-    return _finish(total, side, sums[1], made[1], rows, outputs, M, P, KIND, BACK, KEEP, ENDS)
+    factor = _factor(total, FACTOR)
+    if KEEP and not ENDS:
+        tl.store(made_ptr + columns[None, :] * M + rows[:, None], factor, mask=inside)
+    return factor
 
 
 @triton.jit
 def _chain(
-    h, rows, M, weights, sides, sums, made, WIDTHS: tl.constexpr, TILE_M: tl.constexpr,
-    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, TF32: tl.constexpr, CHUNK: tl.constexpr,
+    h, rows, M, scale, weights, sides, sums, made, WIDTHS: tl.constexpr, TILE_M: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, FACTOR: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Run rows `h` `[TILE_M, room(WIDTHS, 0)]` through all layers of `WIDTHS`.
 
     `sides` are biases, or backward each layer's output; `sums` receive the sums of a block in the
-    backward pass.
+    backward pass, times `scale`.
     """
     for layer in tl.static_range(0, len(WIDTHS) - 1, 2):
-        if layer + 2 < len(WIDTHS):
-            h = _two(
-                h, rows, M, weights[layer : layer + 2], sides[layer : layer + 2], sums[layer : layer + 2],
-                made[layer : layer + 2], WIDTHS[layer], WIDTHS[layer + 1], WIDTHS[layer + 2],
-                room(WIDTHS, layer), room(WIDTHS, layer + 2), TILE_M,
-                KIND, BACK, KEEP, not BACK and layer + 3 == len(WIDTHS), "tf32" if TF32 else "ieee", CHUNK,
-            )  # fmt: skip
-        else:
-            _one(
-                h, rows, M, weights[layer], sides[layer], sums[layer], made[layer],
-                WIDTHS[layer], WIDTHS[layer + 1], room(WIDTHS, layer),
-                KIND, BACK, KEEP, not BACK, "tf32" if TF32 else "ieee", CHUNK,
-            )  # fmt: skip
+        h = _pair(
+            h, rows, M, scale, weights, sides, sums, made, layer, WIDTHS, TILE_M, KIND, BACK, KEEP, FACTOR, CHUNK
+        )  # fmt: skip
+
+
+@triton.jit
+def _pair(
+    h, rows, M, scale, weights, sides, sums, made, LAYER: tl.constexpr, WIDTHS: tl.constexpr, TILE_M: tl.constexpr,
+    KIND: tl.constexpr, BACK: tl.constexpr, KEEP: tl.constexpr, FACTOR: tl.constexpr, CHUNK: tl.constexpr,
+):  # fmt: skip
+    """Run rows through a layer, and if there is one through the next."""
+    precision: tl.constexpr = "ieee" if tl.float32 == FACTOR else "tf32"
+    last: tl.constexpr = len(WIDTHS) - 2
+    n: tl.constexpr = WIDTHS[LAYER + 1]
+    inputs = tl.arange(0, room(WIDTHS, LAYER))
+    after: tl.constexpr = LAYER + 2 if last > LAYER else LAYER + 1
+    outputs = tl.arange(0, room(WIDTHS, after))
+    total = tl.zeros((TILE_M, room(WIDTHS, after)), tl.float32)
+    for start in range(0, n, CHUNK):
+        columns = start + tl.arange(0, CHUNK)
+        side = _side(sides[LAYER], rows, columns, M, n, BACK)
+        w = _weights(weights[LAYER], columns, inputs, n, WIDTHS[LAYER])
+        part = tl.dot(h, w, input_precision=precision)
+        part = _finish(
+            part, side, sums[LAYER], made[LAYER], rows, columns, M, scale, n, not BACK and last == LAYER,
+            KIND, BACK, KEEP, FACTOR,
+        )  # fmt: skip
+        if last > LAYER:
+            w = _weights(weights[LAYER + 1], outputs, columns, WIDTHS[after], n)
+            total = tl.dot(part, w, total, input_precision=precision)
+    if last > LAYER:
+        side = _side(sides[LAYER + 1], rows, outputs, M, WIDTHS[after], BACK)
+        return _finish(
+            total, side, sums[LAYER + 1], made[LAYER + 1], rows, outputs, M, scale, WIDTHS[after],
+            not BACK and last == LAYER + 1, KIND, BACK, KEEP, FACTOR,
+        )  # fmt: skip
+    else:
+        return h
 
 
 @triton.jit
 def _run_alone(
-    x_ptr, needed_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
-    SPARSE: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+    x_ptr, needed_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr, FACTOR: tl.constexpr,
+    SPARSE: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Compute all rows, or only blocks with a needed one; only the output is stored."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
@@ -332,4 +366,4 @@ def _run_alone(
     if needed != 0:
         inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
         x = tl.load(x_ptr + rows.to(tl.int64)[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
-        _chain(x, rows, M, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, False, TF32, CHUNK)
+        _chain(x, rows, M, 1.0, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, False, FACTOR, CHUNK)

@@ -213,6 +213,20 @@ def _bounds(distribution: DiagGaussian | TanhGaussian) -> tuple[Floats, ...]:
     return distribution.interval()
 
 
+def gradient_sizes(batch: PPOBatch, shared: bool) -> Tensor:
+    """Return the sizes `[2]` of the gradients of policy and value; equal ones for a `shared` trunk.
+
+    The least is 0.01 for a policy, as parts of its loss do not depend on advantages.
+    """
+    advantage, error = (
+        torch.where(batch.valid, part, 0.0).abs().amax() for part in (batch.advantage, batch.return_ - batch.value)
+    )
+    sizes = torch.stack([advantage.clamp(1e-2), error.clamp(1e-12)])
+    if shared:
+        sizes = sizes.amax().expand(2)
+    return torch.where(sizes < float("inf"), sizes, 1.0)  # the loss reports NaN and infinity
+
+
 class NetworksEngine:
     """Acts, values and learns with whole networks in few launches."""
 
@@ -261,7 +275,7 @@ class NetworksEngine:
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor, rng: torch.Generator) -> Acted:
         """Sample actions; noise, bounds and parameters take one launch after the network's."""
-        mean = self._outputs(0, self.actor_network.encode(obs))[:, : self.policy.columns].contiguous()
+        mean = self.networks[0](self.actor_network.encode(obs))[:, : self.policy.columns].contiguous()
         if self.policy.nvec:
             action = self.distribution.sample(mean, rng)
             return action, action, mean, state
@@ -273,15 +287,11 @@ class NetworksEngine:
         )
         return for_env, action, params, state
 
-    def _outputs(self, which: int, x: Tensor, needed: Tensor | None = None) -> Tensor:
-        self.networks[which].join()
-        return self.networks[which](x, needed)
-
     @torch.no_grad()
     def values(self, obs: Obs, state: State, reset: Tensor | None, needed: Tensor | None = None) -> Valued:
         """Return values `[L, B]`; a block of samples without a needed one is not computed."""
         x = self.critic_network.encode(obs)
-        values = self._outputs(-1, x.flatten(0, 1), None if needed is None else needed.flatten())[:, -1]
+        values = self.networks[-1](x.flatten(0, 1), None if needed is None else needed.flatten())[:, -1]
         return self.value_head.normalizer.inverse(values.reshape(x.shape[:2])), ()
 
     def log_prob(self, dist_params: Tensor, action: Tensor) -> Tensor:
@@ -296,7 +306,8 @@ class NetworksEngine:
         x = self.actor_network.encode(batch.obs)
         inputs = (x, x if self.shared else self.critic_network.encode(batch.obs))
         own = (batch.action, batch.dist_params, batch.advantage, batch.value, batch.return_, batch.valid)
-        return Samples(*(row.squeeze(0).contiguous() for row in (*inputs, *own)))
+        rows = (row.squeeze(0).contiguous() for row in (*inputs, *own))
+        return Samples(*rows, gradient_sizes(batch, self.shared))
 
     def gradients(self, samples: Samples, index: Tensor, coefs: Coefs) -> UpdateResult:
         """Write the gradients of the loss of samples `index`; return metrics and KL."""

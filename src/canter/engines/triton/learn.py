@@ -7,19 +7,16 @@ samples, divided by the number of valid ones once all blocks are done.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from itertools import accumulate, islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from canter.core.dispatch import concurrently, side_stream
-from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _share, room
+from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _factor, _share, factor_type, room
 from canter.engines.triton.kernels.gaussian_params import FORMS, _log_std
-from canter.engines.triton.kernels.linear import _tf32
 from canter.engines.triton.loss import _value_error
 from canter.engines.triton.policies import Bound, Policy, _policy_terms
 from canter.functional.densities import StdForm
@@ -98,7 +95,7 @@ def _value_gradient(
 @triton.jit
 def _forward(
     x_ptr, index_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr,
-    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+    FACTOR: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """Run samples through a network.
 
@@ -109,66 +106,47 @@ def _forward(
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
     inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
     x = tl.load(x_ptr + where[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
-    tl.store(made[len(WIDTHS) - 1] + inputs[None, :] * M + rows[:, None], x, mask=inside)
-    _chain(x, rows, M, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, True, TF32, CHUNK)
+    tl.store(made[len(WIDTHS) - 1] + inputs[None, :] * M + rows[:, None], _factor(x, FACTOR), mask=inside)
+    _chain(x, rows, M, 1.0, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, True, FACTOR, CHUNK)
 
 
 @triton.jit
-def _back(
-    d, rows, M, weights, made, sums, deltas, WIDTHS: tl.constexpr, KIND: tl.constexpr,
-    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    """Compute the gradient before every activation.
-
-    The last of `deltas` and `sums` is that of the output.
-    """
-    last: tl.constexpr = len(WIDTHS) - 1
-    columns = tl.arange(0, room(WIDTHS, 0))
-    inside = (rows < M)[:, None] & (columns < WIDTHS[0])[None, :]
-    tl.store(deltas[last] + columns[None, :] * M + rows[:, None], d, mask=inside)
-    where = sums[last] + columns * tl.num_programs(0) + tl.program_id(0)
-    tl.store(where, tl.sum(d, 0), mask=columns < WIDTHS[0])
-    _chain(d, rows, M, weights, made[last - 1 :: -1], sums, deltas, WIDTHS, TILE_M, KIND, True, True, TF32, CHUNK)
-
-
-@triton.jit
-def _policy_backward(
-    index_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr, valid_ptr, raw_ptr,
-    entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, weights, made, sums, deltas, M,
+def _backward(
+    index_ptr, action_ptr, old_params_ptr, advantage_ptr, old_value_ptr, return_ptr, valid_ptr, scale_ptr, raw_ptr,
+    entropy_coef_ptr, units_ptr, all_sums_ptr, d_raw_ptr, weights, made, sums, deltas, M,
     clip_ratio, log_volume, bound_coef, bound_limit, mid, half, value_clip, value_coef,
     A: tl.constexpr, NVEC: tl.constexpr, NODES: tl.constexpr, FORM: tl.constexpr, BOUND: tl.constexpr,
     CLIPPED: tl.constexpr,
-    WIDTHS: tl.constexpr, KIND: tl.constexpr, TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+    WIDTHS: tl.constexpr, KIND: tl.constexpr, FACTOR: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Backward pass of a network of A columns, or with a shared trunk of those and the value."""
+    """Compute the gradient before every activation of a network of A columns, the value, or both.
+
+    The last of `deltas` and `sums` is that of the output. Gradients are divided by `scale`, sums not.
+    """
+    last: tl.constexpr = len(WIDTHS) - 1
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
+    columns = tl.arange(0, room(WIDTHS, 0))
     where = tl.load(index_ptr + rows, mask=rows < M, other=0)
-    d = _policy_gradient(
-        rows, where, M, made[len(WIDTHS) - 1], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
-        entropy_coef_ptr, units_ptr, sums_ptr, d_raw_ptr, clip_ratio, log_volume, bound_coef, bound_limit, mid, half,
-        WIDTHS[0], room(WIDTHS, 0), FORM, A, NVEC, NODES, BOUND,
-    )  # fmt: skip
+    d = tl.zeros((TILE_M, room(WIDTHS, 0)), tl.float32)
+    if A > 0:
+        d += _policy_gradient(
+            rows, where, M, made[last], raw_ptr, action_ptr, old_params_ptr, advantage_ptr, valid_ptr,
+            entropy_coef_ptr, units_ptr, all_sums_ptr, d_raw_ptr, clip_ratio, log_volume, bound_coef, bound_limit,
+            mid, half, WIDTHS[0], room(WIDTHS, 0), FORM, A, NVEC, NODES, BOUND,
+        )  # fmt: skip
     if WIDTHS[0] > A:
         d += _value_gradient(
-            rows, where, M, made[len(WIDTHS) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
+            rows, where, M, made[last], old_value_ptr, return_ptr, valid_ptr, all_sums_ptr,
             value_clip, value_coef, CLIPPED, A, room(WIDTHS, 0),
         )  # fmt: skip
-    _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
-
-
-@triton.jit
-def _value_backward(
-    index_ptr, old_value_ptr, return_ptr, valid_ptr, sums_ptr, weights, made, sums, deltas, M, value_clip, value_coef,
-    CLIPPED: tl.constexpr, WIDTHS: tl.constexpr, KIND: tl.constexpr,
-    TF32: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
-):  # fmt: skip
-    rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
-    where = tl.load(index_ptr + rows, mask=rows < M, other=0)
-    d = _value_gradient(
-        rows, where, M, made[len(WIDTHS) - 1], old_value_ptr, return_ptr, valid_ptr, sums_ptr,
-        value_clip, value_coef, CLIPPED, 0, room(WIDTHS, 0),
-    )  # fmt: skip
-    _back(d, rows, M, weights, made, sums, deltas, WIDTHS, KIND, TF32, TILE_M, CHUNK)
+    place = sums[last] + columns * tl.num_programs(0) + tl.program_id(0)
+    tl.store(place, tl.sum(d, 0), mask=columns < WIDTHS[0])
+    scale = tl.load(scale_ptr)
+    inside = (rows < M)[:, None] & (columns < WIDTHS[0])[None, :]
+    factor = _factor(d / scale, FACTOR)
+    tl.store(deltas[last] + columns[None, :] * M + rows[:, None], factor, mask=inside)
+    outputs = made[last - 1 :: -1]
+    _chain(factor, rows, M, scale, weights, outputs, sums, deltas, WIDTHS, TILE_M, KIND, True, True, FACTOR, CHUNK)
 
 
 @triton.jit
@@ -182,19 +160,6 @@ def _means(sums_ptr, count_ptr, out_ptr, COLUMNS, COUNTS, TILE: tl.constexpr):
     tl.store(out_ptr + rows, total * _share(count_ptr, COUNTS), mask=rows < 6)
 
 
-@triton.jit
-def _turn(weights, turned, SHAPES: tl.constexpr, TILE: tl.constexpr):
-    """Transpose each of `weights` `[N, K]` to `[K, N]`."""
-    for i in tl.static_range(len(weights)):
-        if tl.program_id(1) == i:
-            across = tl.cdiv(SHAPES[2 * i + 1], TILE)
-            n = tl.program_id(0) // across * TILE + tl.arange(0, TILE)
-            k = tl.program_id(0) % across * TILE + tl.arange(0, TILE)
-            inside = (n < SHAPES[2 * i])[:, None] & (k < SHAPES[2 * i + 1])[None, :]
-            w = tl.load(weights[i] + n[:, None] * SHAPES[2 * i + 1] + k[None, :], mask=inside, other=0.0)
-            tl.store(turned[i] + k[:, None] * SHAPES[2 * i] + n[None, :], tl.trans(w), mask=tl.trans(inside))
-
-
 class Samples(NamedTuple):
     """Samples to learn from, `[S, ...]` each."""
 
@@ -206,6 +171,8 @@ class Samples(NamedTuple):
     old_value: Tensor
     return_: Tensor
     valid: Tensor
+    scales: Tensor
+    """`[2]`, sizes of the gradients of policy and value."""
 
 
 class Learner:
@@ -236,12 +203,10 @@ class Learner:
         self.raw = raw
         self.stream = side_stream(raw.device)
         self.units = bound.units
-        self.value_numbers = value_clip or 0.0, value_coef
-        self.policy_numbers = (
-            clip_ratio, policy.log_volume, bound.coef, bound.limit, *std[:2], *self.value_numbers
-        )  # fmt: skip
-        self.value_form = {"CLIPPED": value_clip is not None}
-        self.policy_form = {"FORM": FORMS.index(std[2]), "BOUND": bound.form, **policy.constants, **self.value_form}
+        self.numbers = clip_ratio, policy.log_volume, bound.coef, bound.limit, *std[:2], value_clip or 0.0, value_coef
+        self.form = policy.constants | {
+            "FORM": FORMS.index(std[2]), "BOUND": bound.form, "CLIPPED": value_clip is not None,
+        }  # fmt: skip
         sums = [-1] * TERMS + [places[raw] + i for i in range(raw.numel())]
         for network in self.networks:
             biases = [*((bias,) for bias in network.biases[:-1]), network.heads[1]]
@@ -257,55 +222,38 @@ class Learner:
         Return sums over each block of samples, `[TERMS + A + all biases, blocks]`, and weight
         gradients of parts of the samples.
         """
-        m = len(index)
         numbers = TERMS + self.raw.numel()
-        sums = samples.advantage.new_empty(self.products.rows, triton.cdiv(m, TILE_M))
-        for network in self.networks:
-            network.join()
+        sums = samples.advantage.new_empty(self.products.rows, triton.cdiv(len(index), TILE_M))
         parts = self.products.empty()
-        turned = self._turned()
         own = _cut(sums[numbers:], [network.back_widths for network in self.networks])
-        targets = samples.old_value, samples.return_, samples.valid
+        given = (self.raw, entropy_coef, self.units, sums, sums[TERMS:])
         with concurrently(self.stream) as join:
-            if len(self.networks) > 1:
-                back = partial(_value_backward[sums.shape[1:]], index, *targets, sums, **self.value_form)
-                self._pass(1, samples.critic_input, index, turned[1], own[1], parts, back, self.value_numbers)
-        back = partial(
-            _policy_backward[sums.shape[1:]],
-            index, samples.action, samples.old_params, samples.advantage, *targets, self.raw, entropy_coef, self.units,
-            sums, sums[TERMS:], **self.policy_form,
-        )  # fmt: skip
-        self._pass(0, samples.actor_input, index, turned[0], own[0], parts, back, self.policy_numbers)
+            for which in range(1, len(self.networks)):
+                self._pass(which, samples, index, own[which], given, parts)
+        self._pass(0, samples, index, own[0], given, parts)
         join()
         return sums, parts
 
-    def _pass(
-        self, which: int, x: Tensor, index: Tensor, turned: Tensors, sums: Tensors, parts: Tensor,
-        back: Callable[..., Any], numbers: tuple[float, ...],
-    ) -> None:  # fmt: skip
-        """Run samples forward and `back` through one network, and compute its weight gradients."""
+    def _pass(self, which: int, samples: Samples, index: Tensor, sums: Tensors, given: Tensors, parts: Tensor) -> None:
+        """Run samples forward and back through one network, and compute its weight gradients."""
         network = self.networks[which]
+        x, scale = samples[which], samples.scales[which:]
         m = len(index)
-        made = x.new_empty(sum(network.widths[:-1]), m)
-        deltas = x.new_empty(sum(network.widths[1:]), m)
+        dtype, kernel_dtype = factor_type()
+        same = {"KIND": network.kind, "FACTOR": kernel_dtype}
+        made = x.new_empty(sum(network.widths[:-1]), m, dtype=dtype)
+        deltas = x.new_empty(sum(network.widths[1:]), m, dtype=dtype)
         own = made.split(network.widths[:-1])
-        same = {"KIND": network.kind, "TF32": _tf32()}
         kept = (*own[1:], x.new_empty(m, network.widths[-1]), own[0])
-        ds = deltas.split(network.back_widths)
-        forward = _forward[(triton.cdiv(m, TILE_M),)]
-        forward(x, index, network.weights, network.biases, kept, m, WIDTHS=network.widths, **same, **SHAPE)
-        back(turned, kept, sums, ds, m, *numbers, WIDTHS=network.widths[:0:-1], **same, **BACK_SHAPE)
-        self.products(which, deltas, made, parts)
-
-    def _turned(self) -> list[Tensors]:
-        """Return weights `[K, N]` of all layers but the first, backwards, for the backward pass."""
-        weights = [weight for network in self.networks for weight in network.weights[:0:-1]]
-        turned = [weight.new_empty(weight.shape[::-1]) for weight in weights]
-        shapes = tuple(size for weight in weights for size in weight.shape)
-        tiles = max(triton.cdiv(n, 32) * triton.cdiv(k, 32) for n, k in (weight.shape for weight in weights))
-        _turn[(tiles, len(weights))](tuple(weights), tuple(turned), SHAPES=shapes, TILE=32)
-        split = len(self.networks[0].weights) - 1
-        return [tuple(turned[:split]), tuple(turned[split:])]
+        grid = (triton.cdiv(m, TILE_M),)
+        weights, turned = network.factors()
+        _forward[grid](x, index, weights, network.biases, kept, m, WIDTHS=network.widths, **same, **SHAPE)
+        form = self.form | ({"A": 0} if which else {})
+        _backward[grid](
+            index, *samples[2:8], scale, *given, turned, kept, sums, deltas.split(network.back_widths), m,
+            *self.numbers, **form, WIDTHS=network.widths[:0:-1], **same, **BACK_SHAPE,
+        )  # fmt: skip
+        self.products(which, deltas, made, scale, parts)
 
     def means(self, sums: Tensor, count: Tensor) -> Tensor:
         """Return the means `[6]` of all `TERMS` but the count; `count` adds up to the samples."""
