@@ -2,7 +2,7 @@
 
     python benchmarks/doctor/run.py train fit report presets restore --jobs 14   train what is missing in --out
     python benchmarks/doctor/run.py judge fit        diagnose the runs that thresholds are fitted on
-    python benchmarks/doctor/run.py judge report     diagnose the others; write results.json and print the table of docs/doctor.md
+    python benchmarks/doctor/run.py judge report     diagnose the others; write results.json and print a table
     python benchmarks/doctor/run.py store            write the logs that the tests read
 
 `fit` are faults and healthy runs of the tasks and seeds for thresholds, `report` those of the tasks and seeds that
