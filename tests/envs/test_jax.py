@@ -115,6 +115,29 @@ def test_brax_equals_its_own_loop_bit_for_bit(name, limit, options):
     assert ends[1] > 10 and (ends[0] > 10) == (name == "inverted_pendulum")
 
 
+@pytest.mark.long
+def test_playground_equals_its_own_loop_bit_for_bit():
+    playground = pytest.importorskip("mujoco_playground", reason='needs pip install "canter[playground]"')
+    env = make("playground:CartpoleBalance", max_episode_steps=8, impl="jax")
+    theirs = playground.registry.load("CartpoleBalance", config_overrides={"impl": "jax"})
+    without_restart = jax.jit(training.EpisodeWrapper(training.VmapWrapper(theirs), 8, 1).step)
+    wrapped = playground.wrapper.wrap_for_brax_training(theirs, episode_length=8)
+    loop = jax.jit(wrapped.step)
+    state = jax.jit(wrapped.reset)(jax.random.split(jax.random.split(jax.random.PRNGKey(7))[1], N))
+    assert equal(env.reset(7)["policy"], state.obs)
+    ends = 0
+    for action in random_actions(env.spec, 40):
+        step = env.step(action)
+        alone = without_restart(state.replace(done=jax.numpy.zeros(N)), own(action))
+        state = loop(state, own(action))
+        assert equal(step.obs["policy"], state.obs) and equal(step.reward, state.reward)
+        assert equal(step.truncated, state.done) and not step.terminated.any()
+        if step.truncated.any():
+            assert equal(step.final_obs["policy"], alone.obs) and not equal(step.obs["policy"], alone.obs)
+            ends += 1
+    assert ends == 5
+
+
 CHILD = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}]
