@@ -18,7 +18,7 @@ from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
 from canter.compat.rl_games.checkpoint import discriminator_of
-from canter.compat.rl_games.env import RlGamesEnv
+from canter.compat.rl_games.env import AmpEnv, RlGamesEnv
 from canter.core.plain import ConfigError
 from canter.core.specs import ACTION_MASK, MultiDiscrete
 
@@ -318,6 +318,106 @@ class Styled(VecEnv):
         return {"obs": obs, "amp": obs[:, :2].clone()}
 
 
+class IsaacGymTask(VecEnv):
+    """Points as a task of IsaacGymEnvs for AMP: frames of two numbers, the newest first, and resets on request."""
+
+    def __init__(self, num_actors):
+        super().__init__(num_actors)
+        self.fetched = 0
+
+    def get_env_info(self):
+        return super().get_env_info() | {"amp_observation_space": gymnasium.spaces.Box(-9, 9, (4,))}
+
+    def fetch_amp_obs_demo(self, count):
+        assert count == 16, "the task keeps one buffer, of the size of its first call"
+        self.fetched += 1
+        return torch.full((count, 4), float(self.fetched))
+
+    def reset(self):
+        super().reset()
+        self.ended = np.ones(self.rows, bool)
+        return {"obs": torch.zeros(self.rows, OBS)}
+
+    def step(self, action):
+        before = self.place[:, :2].copy()
+        self.place[:, 0] += 0.3 * np.asarray(action)[:, 0]
+        self.age += 1
+        fallen = np.abs(self.place[:, 0]) > 2
+        self.ended = fallen | (self.age >= 10)
+        shown = torch.from_numpy(np.hstack([self.place[:, :2], before]).astype(np.float32))
+        infos = {"amp_obs": shown, "terminate": torch.from_numpy(fallen).long()}
+        reward = torch.from_numpy(-np.abs(self.place[:, 0]).astype(np.float32))
+        return {"obs": self._obs()}, reward, torch.from_numpy(self.ended).long(), infos
+
+    def reset_done(self):
+        (done,) = np.nonzero(self.ended)
+        self.place[done], self.age[done] = self.random.randn(len(done), OBS), 0
+        return {"obs": self._obs()}, torch.from_numpy(done)
+
+
+class IsaacGymVecEnv:
+    """The wrapper of IsaacGymEnvs' script around a task."""
+
+    def __init__(self, num_actors):
+        self.env = IsaacGymTask(num_actors)
+        self.step, self.reset, self.get_env_info = self.env.step, self.env.reset, self.env.get_env_info
+
+
+def test_isaac_gym_envs_own_amp_agent_becomes_the_extension_and_its_task_gives_the_clips(tmp_path, monkeypatch):
+    class A2CBase:
+        def __init__(self, base_name, params):
+            raise AssertionError("it was built")
+
+    class AMPAgent(A2CBase):
+        def calc_gradients(self, batch):
+            raise AssertionError("it trains")
+
+    A2CBase.__module__, AMPAgent.__module__ = "rl_games.common.a2c_common", "isaacgymenvs.learning.amp_continuous"
+    monkeypatch.setitem(sys.modules, "rl_games.common.a2c_common", SimpleNamespace(A2CBase=A2CBase))
+    tasks = []
+
+    def create(name, num_actors, **options):
+        made = IsaacGymVecEnv(num_actors)
+        tasks.append(made.env)
+        return made
+
+    vecenv.register("ISAAC_GYM", create)
+    env_configurations.register("humanoid", {"vecenv_type": "ISAAC_GYM", "env_creator": None})
+    changes = {"config__env_name": "humanoid", "config__max_epochs": 2, "config__value_bootstrap": False}
+    changes |= AMP | {"config__amp_batch_size": 16, "config__amp_obs_demo_buffer_size": 64}
+    runner = Runner()
+    runner.algo_factory.register_builder("amp_continuous", lambda **arguments: AMPAgent(**arguments))
+    runner.load(settings(tmp_path, **changes))
+    runner.run({"train": True})
+    ppo, env = runner.agent.algorithm, runner.agent.vec_env
+    amp = discriminator_of(ppo)
+    assert type(runner.agent).__name__ == "AmpAgent" and ppo.config.bootstrap_truncated
+    assert tasks[0].fetched > 4 and set(amp.demonstrations(500)[:, 0].tolist()) == set(env.kept[:, 0].tolist())
+    file = next((tmp_path / "exp" / "nn").glob("last_small_ep_2_*.pth"))
+    assert torch.equal(read_pickled(file)["model"]["a2c_network._disc_mlp.0.weight"], amp.trunk[0].weight)
+    assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+
+
+def test_a_task_of_isaac_gym_envs_shows_the_true_last_observation_and_transition():
+    made = IsaacGymVecEnv(4)
+    task = made.env
+    env = AmpEnv(made, None, 4, "cpu", clip_actions=True, masks=False, states=False, batch=16, buffer=64)
+    first = env.reset()
+    assert not first["amp"].any() and first["policy"].any()
+    truncated = 0
+    for _ in range(20):
+        before = torch.from_numpy(task.place.copy()).float()
+        step = env.step(torch.ones(4, 1))
+        newest = before[:, :2] + torch.tensor([0.3, 0.0])
+        torch.testing.assert_close(step.final_obs["amp"], torch.cat([newest, before[:, :2]], -1))
+        torch.testing.assert_close(step.final_obs["policy"][:, :2], newest)
+        ended = step.terminated | step.truncated
+        assert torch.equal(step.terminated, newest[:, 0].abs() > 2)
+        assert torch.equal(ended, (step.obs["policy"] != step.final_obs["policy"]).any(-1)), "these begin again"
+        truncated += int(step.truncated.sum())
+    assert truncated > 0
+
+
 CLIPS = {"motions": ["canter:swimmer_wide.npz"], "columns": ["dof_positions/joint_1", "dof_positions/joint_2"]}
 
 
@@ -347,7 +447,7 @@ def test_amp_trains_saves_its_discriminator_restores_and_plays(tmp_path):
         torch.testing.assert_close(theirs[name], mine[name])
     assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
     runner.load(settings(tmp_path, **changes))
-    with pytest.raises(ConfigError, match=r"no observation group 'amp'.*fetch_amp_obs_demo.*config\.amp\.motions"):
+    with pytest.raises(ConfigError, match=r"no observation group 'amp'.*config\.amp\.motions.*fetch_amp_obs_demo"):
         runner.run({"train": True})
 
 

@@ -277,7 +277,7 @@ def test_a_function_that_mirrors_is_learned_from(generation):
 @pytest.mark.parametrize(
     ("function", "words"),
     [
-        ("nowhere.at_all:mirrored", "of a module that was imported before"),
+        ("nowhere.at_all:mirrored", "import nowhere before the runner"),
         (lambda env, obs, actions: (obs, torch.cat([actions] * 3)), "3 blocks"),
     ],
 )

@@ -22,8 +22,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from canter.core.plain import ConfigError
 from canter.core.specs import ActionSpec, EnvSpec, Step, TensorSpec
 from canter.core.struct import Obs
+from canter.envs.imports import is_allowed
 from canter.envs.robots.adapter import scalars
 from canter.nn.optimizer import ParameterGroup
 
@@ -218,6 +220,20 @@ def _git(place: Path, *words: str) -> str | None:
     except OSError:
         return None
     return done.stdout.strip() if done.returncode == 0 else None
+
+
+def imported_object(given: Any, key: str) -> Any:
+    """Return an object, or that of a name `MODULE:NAME` whose package the caller imported before."""
+    if not isinstance(given, str):
+        return given
+    module, _, name = given.rpartition(":" if ":" in given else ".")
+    package = module.partition(".")[0]
+    if package not in sys.modules and not is_allowed(module):
+        raise ConfigError(f"{key}={given!r}: import {package} before the runner, which imports no other package", key)
+    found = getattr(importlib.import_module(module), name, None)
+    if found is None:
+        raise ConfigError(f"{key}={given!r}: {module} has no {name}", key)
+    return found
 
 
 def replace_classes(library: str, home: str, modules: Mapping[str, Mapping[str, Any]]) -> None:

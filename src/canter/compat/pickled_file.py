@@ -43,27 +43,23 @@ def _path(*parts: Any) -> str:
 
 
 PATHS = ("Posix", "Windows", "PurePosix", "PureWindows")
-NUMBERS = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64", "Float16", "Float32")
+INTEGERS = ("Bool", "Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+FLOATS = ("Float16", "Float32", "Float64")
+TIMES = (datetime.date, datetime.timedelta, datetime.timezone)
+NUMPY = ("numpy.core.multiarray", "numpy._core.multiarray")
+"""Module of NumPy's functions, by the version that wrote the file."""
 SAFE: list[Any] = [
-    np.ndarray,
-    (_RECONSTRUCT, "numpy.core.multiarray._reconstruct"),
-    (_RECONSTRUCT, "numpy._core.multiarray._reconstruct"),
-    *(getattr(np.dtypes, f"{name}DType") for name in NUMBERS),
+    *(np.ndarray, np.dtype),
+    *(getattr(np.dtypes, f"{name}DType") for name in (*INTEGERS, *FLOATS)),
+    *((_RECONSTRUCT, f"{module}._reconstruct") for module in NUMPY),
+    *((_SCALAR, f"{module}.scalar") for module in NUMPY),
     (_list, "collections.deque"),
     *((_path, f"{module}.{kind}Path") for module in ("pathlib", "pathlib._local") for kind in PATHS),
-    datetime.datetime,
-    datetime.date,
-    datetime.timedelta,
-    datetime.timezone,
-    (_SCALAR, "numpy.core.multiarray.scalar"),
-    (_SCALAR, "numpy._core.multiarray.scalar"),
-    np.dtype,
-    np.dtypes.Float64DType,
+    *(datetime.datetime, *TIMES),
 ]
 """Types that a file may hold besides tensors, containers and plain values: NumPy's numbers, which
 rl_games saves, and what environments keep: NumPy's arrays of numbers, deques (read as lists), paths
 and times (read as text)."""
-TIMES = (datetime.date, datetime.timedelta, datetime.timezone)
 OPTIONAL = ("infos", "env_state")
 """Keys of a file, for the user's or the environment's own data, below which unknown objects are
 skipped."""

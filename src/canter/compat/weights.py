@@ -82,8 +82,17 @@ class Weights:
 
     def add_optimizer(self, phase: str, state: Any, names: list[str]) -> None:
         """Add the state of a torch optimizer, whose parameters have these names in its order."""
-        moments, self.optimizers[phase] = positional(state, names)
-        self.moments |= moments
+        given = state if isinstance(state, Mapping) and isinstance(state.get("state"), Mapping) else {"state": {}}
+        steps = 0
+        for position, name in enumerate(names):
+            match given["state"].get(position):
+                case {"exp_avg": Tensor() as mean, "exp_avg_sq": Tensor() as square, **entry}:
+                    self.moments[name] = (mean, square)
+                    steps = max(steps, int(entry.get("step", 0)))
+        groups = given.get("param_groups") or [{}]
+        rate = groups[0].get("lr") if isinstance(groups[0], Mapping) else None
+        known = float(rate) if isinstance(rate, int | float | Tensor) else None
+        self.optimizers[phase] = OptimizerProgress(steps, known)
 
 
 def network_of(part: nn.Module, role: str) -> Network:
@@ -164,10 +173,12 @@ class NetworkTensors:
             view.copy_(value)
         for role, parts in self.normalizers:
             set_statistics(parts, weights.statistics.get(role))
-        for phase, groups in self.groups.items():
-            if phase in weights.optimizers:
-                for group in groups:
-                    set_optimizer_progress(group, weights.optimizers[phase])
+        loaded = self.groups.items() if weights.moments else ()
+        for group, progress in ((g, weights.optimizers.get(phase)) for phase, groups in loaded for g in groups):
+            if progress is not None:
+                group.adam.step.fill_(progress.steps)
+                if progress.learning_rate is not None:
+                    group.learning_rate.fill_(progress.learning_rate)
 
     def _values(
         self, own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], *, strict: bool, of_moments: bool = False
@@ -266,10 +277,14 @@ def tensors_of(
     own = {name: tensor for name, tensor in learned.items() if _part_of(name) in parts}
     groups = {phase: [*optimizer.groups.values()] for phase, optimizer in ppo.optimizers.items()}
     head = ppo.model.actor.head
+    normalizers = [("value", with_statistics([ppo.model.critic.head.normalizer]))]
+    for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
+        network = part.network if isinstance(part.network, WithHeads) else network_of(part, role)
+        normalizers.append((role, with_statistics(network.normalizers)))
     return NetworkTensors(
         own,
         [link for link in links if link.ours in own],
-        [pair for pair in normalizers_of(ppo) if _part_of(pair[0]) in parts],
+        [pair for pair in normalizers if _part_of(pair[0]) in parts],
         groups if "optimizer" in parts else {},
         head.log_std if isinstance(head, GaussianHead) else None,
     )
@@ -277,14 +292,6 @@ def tensors_of(
 
 def _part_of(name: str) -> str:
     return "actor" if name.partition(".")[0] == "actor" else "critic"
-
-
-def normalizers_of(ppo: PPO) -> Iterator[tuple[str, list[Normalizer]]]:
-    """Yield the role of statistics, and the normalizers with them."""
-    for role, part in (("actor", ppo.model.actor), ("critic", ppo.model.critic)):
-        network = part.network if isinstance(part.network, WithHeads) else network_of(part, role)
-        yield role, with_statistics(network.normalizers)
-    yield "value", with_statistics([ppo.model.critic.head.normalizer])
 
 
 def with_statistics(normalizers: Iterable[Any]) -> list[Normalizer]:
@@ -329,38 +336,12 @@ def set_statistics(parts: list[Normalizer], found: Statistics | None) -> None:
         start = stop
 
 
-def set_optimizer_progress(group: ParameterGroup, progress: OptimizerProgress) -> None:
-    """Set the steps and the learning rate of an optimizer."""
-    group.adam.step.fill_(progress.steps)
-    if progress.learning_rate is not None:
-        group.learning_rate.fill_(progress.learning_rate)
-
-
 def moments_in(group: ParameterGroup, named: Iterable[tuple[str, Tensor]]) -> dict[str, Moments]:
     """Return Adam's moments of a group's parameters by name, as views."""
     sizes = [parameter.numel() for parameter in group.parameters]
     rows = zip(group.parameters, group.adam.exp_avg.split(sizes), group.adam.exp_avg_sq.split(sizes), strict=True)
     found = {id(parameter): (mean.view_as(parameter), square.view_as(parameter)) for parameter, mean, square in rows}
     return {name: found[id(parameter)] for name, parameter in named if id(parameter) in found}
-
-
-def positional(state: Any, names: list[str]) -> tuple[dict[str, Moments], OptimizerProgress]:
-    """Return a torch optimizer's moments by name, with its steps and learning rate.
-
-    `names` are the parameters in the optimizer's order.
-    """
-    if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping):
-        return {}, OptimizerProgress(0, None)
-    moments: dict[str, Moments] = {}
-    steps = 0
-    for position, name in enumerate(names):
-        match state["state"].get(position):
-            case {"exp_avg": Tensor() as mean, "exp_avg_sq": Tensor() as square, **entry}:
-                moments[name] = (mean, square)
-                steps = max(steps, int(entry.get("step", 0)))
-    groups = state.get("param_groups") or [{}]
-    rate = groups[0].get("lr") if isinstance(groups[0], Mapping) else None
-    return moments, OptimizerProgress(steps, float(rate) if isinstance(rate, int | float | Tensor) else None)
 
 
 def statistics_of(parts: list[Normalizer]) -> Statistics | None:

@@ -95,6 +95,9 @@ class MotionSpec:
     pose: tuple[int, ...] = ()
     """Components of the observation that are joint angles, for the pose error; empty for all
     components."""
+    demonstrations: Callable[[], Tensor] | None = None
+    """Returns transitions of clips `[K, W]` that the environment keeps, if no files name clips. Its
+    group `amp` is then the transition that a step ended, not a frame."""
 
 
 @dataclass(frozen=True)

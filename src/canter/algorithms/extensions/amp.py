@@ -123,9 +123,11 @@ class AMPConfig:
 
     def motion_of(self, spec: EnvSpec) -> tuple[str, MotionSpec]:
         """Return the observation group to compare, and how the environment observes clips."""
+        declared = spec.motion or MotionSpec(0.0, {})
+        if not self.motions and declared.demonstrations is not None:
+            return "amp", declared
         if not self.motions:
             raise UserError("amp: motions names no clips, and there is nothing to imitate")
-        declared = spec.motion or MotionSpec(0.0, {})
         name = self.obs_group
         if name is None:
             candidates = [*declared.observe, "amp"]
@@ -165,30 +167,16 @@ class AMP(Extension):
         self.config = config
         self.generator = generator
         self.group, self.motion = config.motion_of(spec)
-        clips = [load_clip(file) for file in config.motions]
-        motion = self.motion
-        device = generator.device
-        self.span = (config.frames - 1) * motion.time_step
-        for clip in clips:
-            if clip.duration < self.span:
-                raise UserError(f"amp: motion {clip.name!r} lasts {clip.duration:g} s, {config.frames} frames take "
-                                 f"{self.span:g} s")  # fmt: skip
-        self.motions = MotionLibrary(clips, config.motion_weights, motion.joints, motion.bodies, device)
         self.size = torch.Size(spec.obs[self.group].shape).numel()
-        frames, begins = self.motions.every(motion.time_step)
-        observed = self._observe(frames)
-        width = observed.shape[-1]
-        if width != self.size:
-            raise UserError(f"amp: obs_group {self.group!r} has {self.size} components, clips have {width}")
-        width = config.frames * self.size
-        pose = torch.tensor(motion.pose or tuple(range(self.size)), device=device)
-        self.pose = nn.Buffer(pose, persistent=False)
-        self.reference = nn.Buffer(observed[:POSE_FRAMES].index_select(-1, self.pose), persistent=False)
-        self.begins = nn.Buffer(begins[:POSE_FRAMES], persistent=False)
+        self.frames = config.frames if config.motions else 1
+        """Frames that are stacked to a transition; 1 if the environment's group is one."""
+        if config.motions:
+            self._load_clips(generator.device)
+        width = self.frames * self.size
         self.normalizer = Normalizer((width,), clip=CLIP) if config.normalize_obs else IdentityNormalizer()
         self.trunk = MLP(width, config.hidden, config.activation, "orthogonal", 2**0.5)
         self.logit = init_layer(Linear((width, *config.hidden)[-1], 1), "orthogonal", 1.0)
-        self.past = nn.Buffer(torch.zeros(config.frames - 2, spec.num_envs, self.size))
+        self.past = nn.Buffer(torch.zeros(max(self.frames - 2, 0), spec.num_envs, self.size))
         self.age = nn.Buffer(torch.zeros(spec.num_envs, dtype=torch.int64))
         self.ring = nn.Buffer(torch.zeros(config.replay, width))
         self.written = nn.Buffer(torch.zeros((), dtype=torch.int64))
@@ -200,6 +188,27 @@ class AMP(Extension):
         }
         source = LossGradients(self.discriminator_loss, Optimizer(groups, clip_jointly=True))
         self.phase: Phase[AMPBatch] = Phase(source, 1, config.updates, generator, name="amp", draw=self.draw)
+
+    def _load_clips(self, device: torch.device) -> None:
+        """Load the clips, and the frames that poses are compared with."""
+        config = self.config
+        motion = self.motion
+        clips = [load_clip(file) for file in config.motions]
+        self.span = (config.frames - 1) * motion.time_step
+        for clip in clips:
+            if clip.duration < self.span:
+                raise UserError(f"amp: motion {clip.name!r} lasts {clip.duration:g} s, {config.frames} frames take "
+                                 f"{self.span:g} s")  # fmt: skip
+        self.motions = MotionLibrary(clips, config.motion_weights, motion.joints, motion.bodies, device)
+        frames, begins = self.motions.every(motion.time_step)
+        observed = self._observe(frames)
+        width = observed.shape[-1]
+        if width != self.size:
+            raise UserError(f"amp: obs_group {self.group!r} has {self.size} components, clips have {width}")
+        pose = torch.tensor(motion.pose or tuple(range(self.size)), device=device)
+        self.pose = nn.Buffer(pose, persistent=False)
+        self.reference = nn.Buffer(observed[:POSE_FRAMES].index_select(-1, self.pose), persistent=False)
+        self.begins = nn.Buffer(begins[:POSE_FRAMES], persistent=False)
 
     def _observe(self, frames: Frames) -> Tensor:
         """Return the observations `[..., D]` of frames of clips."""
@@ -214,6 +223,10 @@ class AMP(Extension):
 
     def demonstrations(self, count: int) -> Tensor:
         """Return random transitions `[count, W]` of clips, the earliest frame first."""
+        if not self.config.motions and self.motion.demonstrations is not None:
+            rows = self.motion.demonstrations()
+            share = draw_for_rank(torch.rand, (count,), generator=self.generator, device=rows.device)
+            return rows[(share * len(rows)).long().clamp(max=len(rows) - 1)]
         clip, time = self.motions.sample(count, self.generator, self.span)
         back = self.motion.time_step * torch.arange(self.config.frames - 1, -1, -1, device=time.device)
         times = time.unsqueeze(-1) - back
@@ -232,9 +245,9 @@ class AMP(Extension):
         numbers = torch.arange(horizon, device=obs.device).unsqueeze(-1)
         start = torch.where(rollout.reset[:-1], numbers, -self.age).cummax(0).values
         frames = torch.cat((self.past, obs))
-        earlier = [frames[k : k + horizon] for k in range(self.config.frames - 1)]
+        earlier = [frames[k : k + horizon] for k in range(self.frames - 1)]
         age = numbers - start
-        valid = pairs.valid & (age >= self.config.frames - 2)
+        valid = pairs.valid & (age >= self.frames - 2)
         return torch.cat((*earlier, next_obs), -1), valid, age
 
     def style_reward(self, transitions: Tensor) -> Tensor:
@@ -253,10 +266,11 @@ class AMP(Extension):
         demo = self.demonstrations(valid.numel())
         self.normalizer.update(demo, torch.ones_like(demo[:, 0], dtype=torch.bool))
         style = torch.where(valid, config.reward_scale * self.style_reward(transitions), 0.0)
-        poses = rollout.obs[self.group].flatten(2)[:-1][-POSE_STEPS:, :POSE_ENVS].index_select(-1, self.pose)
-        resets = rollout.reset[:-1][-POSE_STEPS:, :POSE_ENVS]
-        error = pose_error(poses, resets, self.reference, self.begins).mean()
-        self.told.copy_(torch.stack((moments(style, valid)[1], error)))
+        self.told[0] = moments(style, valid)[1]
+        if config.motions:
+            poses = rollout.obs[self.group].flatten(2)[:-1][-POSE_STEPS:, :POSE_ENVS].index_select(-1, self.pose)
+            resets = rollout.reset[:-1][-POSE_STEPS:, :POSE_ENVS]
+            self.told[1] = pose_error(poses, resets, self.reference, self.begins).mean()
         return config.task_weight * rollout.reward + config.style_weight * style
 
     @torch.no_grad()
@@ -329,8 +343,9 @@ class AMP(Extension):
             "amp/logit_demo": demo_logit.mean(),
             "amp/gradient_penalty": penalty,
             "amp/style_reward": self.told[0],
-            "amp/pose_error": self.told[1],
         }
+        if config.motions:
+            metrics["amp/pose_error"] = self.told[1]
         return LossOutput(loss, metrics)
 
     def phases(self) -> dict[str, Phase[Any]]:

@@ -19,6 +19,7 @@ from canter.compat.drop_in import is_first, open_writer, optimizer_view
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.env import (
+    AmpEnv,
     RlGamesEnv,
     create_vec_env,
     find_environment,
@@ -89,14 +90,23 @@ def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bo
         "states": bool(config.get("central_value_config")),
     }
     name = str(config.get("env_name", ""))
+
+    def wrapped(env: Any, info: Any = None) -> RlGamesEnv:
+        clips = (config.get("amp") or {}).get("motions")
+        if "amp_batch_size" not in config or clips or not hasattr(getattr(env, "env", None), "fetch_amp_obs_demo"):
+            return RlGamesEnv(env, info, num_actors, device, **read)
+        batch = int(config["amp_batch_size"])
+        buffer = int(config.get("amp_obs_demo_buffer_size", batch))
+        return AmpEnv(env, info, num_actors, device, batch=batch, buffer=buffer, **read)
+
     given = config.get("vec_env")
     if given is not None:
-        return RlGamesEnv(given, config.get("env_info"), num_actors, device, **read)
+        return wrapped(given, config.get("env_info"))
     found = find_environment(name)
     if found is not None:
         made = create_vec_env(name, num_actors, **options)
         if made is not None:
-            return RlGamesEnv(made, None, num_actors, device, **read)
+            return wrapped(made)
         options.pop("seed", None)
         env_id = registered_id(f"rl_games:{name}", found["env_creator"])
         return EnvConfig(id=env_id, num_envs=num_actors, options=options).build(device)
@@ -343,10 +353,9 @@ class AmpAgent(Agent):
         spec = self.vec_env.spec
         if group not in spec.obs and spec.motion is None:
             raise ConfigError(
-                f"amp_continuous: the environment returns no observation group {group!r}. Return the frame that is "
-                f"compared with clips together with obs, as {{'obs': ..., {group!r}: [N, D]}}, and reset within the "
-                "step: infos['amp_obs'], fetch_amp_obs_demo and reset_done, which IsaacGymEnvs' agent calls, are "
-                "not used here. Clips are named by config.amp.motions"
+                f"amp_continuous: the environment returns no observation group {group!r}: return frames [N, D] by that "
+                "name beside obs, with clips named by config.amp.motions; or let its task have IsaacGymEnvs' "
+                "fetch_amp_obs_demo and reset_done, and infos['amp_obs'] and infos['terminate']"
             )
 
 

@@ -58,18 +58,18 @@ def flip_frames(weights: Weights, frames: int) -> Weights:
     """Return the weights of a discriminator that reads the frames in the opposite order: rl_games' newest is first."""
     first = f"{DISCRIMINATOR}mlp.0.weight"
 
-    def flip(value: Tensor) -> Tensor:
-        return value.unflatten(-1, (frames, -1)).flip(-2).flatten(-2)
+    def flip(name: str, value: Tensor) -> Tensor:
+        return value.unflatten(-1, (frames, -1)).flip(-2).flatten(-2) if name in (first, FRAMES) else value
 
-    flipped = replace(weights, parameters=dict(weights.parameters), moments=dict(weights.moments))
-    flipped.statistics = dict(weights.statistics)
-    flipped.parameters[first] = flip(weights.parameters[first])
-    if first in weights.moments:
-        mean, square = weights.moments[first]
-        flipped.moments[first] = flip(mean), flip(square)
-    if (found := weights.statistics.get(FRAMES)) is not None:
-        flipped.statistics[FRAMES] = Statistics(flip(found.mean), flip(found.variance), found.count)
-    return flipped
+    return replace(
+        weights,
+        parameters={name: flip(name, x) for name, x in weights.parameters.items()},
+        moments={name: (flip(name, mean), flip(name, square)) for name, (mean, square) in weights.moments.items()},
+        statistics={
+            role: Statistics(flip(role, found.mean), flip(role, found.variance), found.count)
+            for role, found in weights.statistics.items()
+        },
+    )
 
 
 NET = "a2c_network"
@@ -240,8 +240,6 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
         style = tensors_of_amp(amp)
         check_names(weights, style.links, of=(DISCRIMINATOR,))
         style.check(weights)
-    if not weights.moments:
-        parts = tuple(part for part in parts if part != "optimizer")
     tensors = tensors_of(ppo, links, parts)
     for role, normalizers in tensors.normalizers:
         found = weights.statistics.get(role)
@@ -249,7 +247,7 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
             del weights.statistics[role]
     tensors.load(weights)
     if amp is not None:  # rl_games has one Adam for both; the replay buffer is in no file
-        own = flip_frames(weights, amp.config.frames)
+        own = flip_frames(weights, amp.frames)
         own.optimizers[FRAMES] = OptimizerProgress(weights.optimizers["policy"].steps, None)
         tensors_of_amp(amp).load(own)
 
@@ -283,7 +281,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
     amp = discriminator_of(ppo)
     if amp is None:
         return tree
-    style = flip_frames(tensors_of_amp(amp).take(), amp.config.frames)
+    style = flip_frames(tensors_of_amp(amp).take(), amp.frames)
     return _with_style(tree, style, ppo.config.optimizer)
 
 

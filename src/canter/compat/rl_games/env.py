@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from canter.compat.drop_in import SourceEnv
+from canter.core.declarations import MotionSpec
 from canter.core.plain import ConfigError
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
 from canter.core.struct import Obs
@@ -117,6 +119,14 @@ class RlGamesEnv(SourceEnv):
         num_envs = num_actors * self.agents
         self.spec = self.describe(self.groups(self.first), action, num_envs, num_agents=self.agents)
 
+    def apply(self, action: Tensor) -> tuple[Any, Tensor, Tensor, Mapping[str, Any]]:
+        """Return observations, rewards, ends `[N]` and infos of one action `[N, A]` per agent."""
+        obs, reward, done, infos = self.env.step(action if self.tensors else action.cpu().numpy())
+        done = self.flags(done)
+        if self.hook is not None:
+            self.hook(infos, done.nonzero(as_tuple=False))
+        return obs, self.tensor(reward), done, infos if isinstance(infos, Mapping) else {}
+
     def groups(self, obs: Any) -> Obs:
         """Return observations as groups: `policy`, and `critic` for states.
 
@@ -150,18 +160,68 @@ class RlGamesEnv(SourceEnv):
 
     def step(self, action: Tensor) -> Step:
         """Apply one action `[N, A]` per agent."""
-        given = action if self.tensors else action.cpu().numpy()
-        obs, reward, done, infos = self.env.step(given)
-        info = infos if isinstance(infos, Mapping) else {}
-        if self.hook is not None:
-            self.hook(infos, self.flags(done).nonzero(as_tuple=False))
-        return self.make_step(self.groups(obs), self.tensor(reward), done, info.get("time_outs"), info.get("episode"))
+        obs, reward, done, info = self.apply(action)
+        return self.make_step(self.groups(obs), reward, done, info.get("time_outs"), info.get("episode"))
 
     def set_progress(self, progress: TrainingProgress) -> None:
         """Pass the progress of training to the simulator, as rl_games does once an epoch."""
         tell = getattr(self.env, "set_train_info", None)
         if tell is not None:
             tell(progress.env_steps, self.algo)
+
+
+class AmpEnv(RlGamesEnv):
+    """An environment for IsaacGymEnvs' AMP agent, which resets it and asks it for transitions of clips.
+
+    `infos["amp_obs"]` `[N, W]` is the transition of a step; `fetch_amp_obs_demo(count)` returns
+    random ones of clips. As many as `buffer` are kept, of which every rollout replaces `batch`.
+    """
+
+    def __init__(self, env: Any, *arguments: Any, batch: int, buffer: int, **options: Any) -> None:
+        self.task = env.env
+        self.fetch: Callable[[int], Tensor] = self.task.fetch_amp_obs_demo
+        self.batch = batch
+        self.transition: Tensor | None = None
+        """Transitions of the last step; None before it."""
+        rows = [self.fetch(batch).clone() for _ in range(max(1, buffer // batch))]
+        super().__init__(env, *arguments, **options)
+        self.kept = torch.cat(rows).to(self.device)
+        self.next = 0
+        motion = MotionSpec(0.0, {}, demonstrations=lambda: self.kept)
+        self.spec = replace(self.spec, motion=motion, final_obs="separate")
+
+    def groups(self, obs: Any) -> Obs:
+        """Return observations as groups, with the transition as the group `amp`; zeros before a step."""
+        groups = super().groups(obs)
+        if self.transition is None:
+            width = self.info["amp_observation_space"].shape[0]
+            self.transition = torch.zeros(len(next(iter(groups.values()))), width, device=self.device)
+        return {name: group.clone() for name, group in groups.items()} | {AMP: self.transition}
+
+    def reset(self, seed: int | None = None) -> Obs:
+        """Return the first observations, of environments that the task resets now."""
+        super().reset(seed)
+        return self.groups(self.task.reset_done()[0])
+
+    def step(self, action: Tensor) -> Step:
+        """Apply one action per environment, then reset those whose episode has ended."""
+        obs, reward, done, info = self.apply(action)
+        self.transition = self.tensor(info["amp_obs"]).clone()
+        cut = ~self.flags(info["terminate"])
+        final = self.groups(obs)
+        step = self.make_step(self.groups(self.task.reset_done()[0]), reward, done, cut, info.get("episode"))
+        return replace(step, final_obs=final)
+
+    def set_progress(self, progress: TrainingProgress) -> None:
+        """Pass the progress of training on, and replace some of the transitions of clips."""
+        super().set_progress(progress)
+        rows = torch.arange(self.next, self.next + self.batch, device=self.device) % len(self.kept)
+        self.kept[rows] = self.tensor(self.fetch(self.batch))
+        self.next = (self.next + self.batch) % len(self.kept)
+
+
+AMP = "amp"
+"""Observation group of the transitions that the discriminator reads."""
 
 
 def action_spec(space: Any, clip_actions: bool) -> ActionSpec:

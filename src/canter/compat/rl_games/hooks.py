@@ -76,11 +76,17 @@ REPORTING = ("write_stats", "print_stats")
 """Methods that a subclass may override without changing what is learned."""
 
 
-def refuse_overrides(cls: type, own: type | None = None) -> None:
-    """Raise ConfigError for a class that overrides internals of rl_games' agents.
+class IsaacGymAmp(Exception):
+    """A builder made IsaacGymEnvs' own AMP agent, whose work the agent `amp_continuous` does here."""
 
-    Name the extension point of each.
+
+def refuse_overrides(cls: type, own: type | None = None) -> None:
+    """Raise ConfigError for a class that overrides internals of rl_games' agents, with the extension point of each.
+
+    Raise IsaacGymAmp for the one of which there is an agent here.
     """
+    if (cls.__module__, cls.__name__) == ("isaacgymenvs.learning.amp_continuous", "AMPAgent"):
+        raise IsaacGymAmp
     bases = [base for base in cls.__mro__ if base is not own]
     users = [base for base in bases if not base.__module__.startswith("rl_games.")]
     changed = [name for name in HOOKS if any(name in vars(base) for base in users)]

@@ -183,8 +183,7 @@ class SacPlayer(PpoPlayer):
 
     def restore(self, fn: str) -> None:
         """Load the policy from a file, without running code in it."""
-        weights = sac.read_weights(with_suffix(fn))
-        sac.load_networks({"actor": self.policy.actor}, weights)
+        sac.tensors_of({"actor": self.policy.actor}).load(sac.read_weights(with_suffix(fn)))
 
 
 class EndedGames:

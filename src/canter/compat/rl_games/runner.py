@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, plain
-from canter.compat.rl_games.hooks import DefaultAlgoObserver, refuse_overrides, refuse_rl_games_agents
+from canter.compat.rl_games.hooks import DefaultAlgoObserver, IsaacGymAmp, refuse_overrides, refuse_rl_games_agents
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.compat.settings.rl_games import NO_POPULATIONS
 from canter.core.plain import ConfigError
@@ -105,8 +105,11 @@ class Runner:
 
         Return the best mean reward and the epochs.
         """
-        with refuse_rl_games_agents():
-            self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
+        try:
+            with refuse_rl_games_agents():
+                self.agent = self.algo_factory.create(self.algo_name, base_name="run", params=self.params)
+        except IsaacGymAmp:
+            self.agent = AmpAgent("run", self.params)
         if not isinstance(self.agent, Agent):
             refuse_overrides(type(self.agent))
         self._prepare(self.agent, args)

@@ -174,11 +174,6 @@ def _scale_temperature(weights: Weights, slope: float) -> None:
 # ------------------------------------------------------------------------------------------------------
 
 
-def load_networks(modules: Mapping[str, nn.Module], weights: Weights) -> None:
-    """Load a file's networks and statistics into these modules, all or none."""
-    tensors_of(modules).load(weights)
-
-
 @torch.no_grad()
 def load(sac: SAC, weights: Weights) -> None:
     """Continue from a file; it holds no replay buffer, so its policy collects a new one."""

@@ -60,9 +60,8 @@ OLD_STATISTICS = {
 }
 """Mappings of the observation statistics in 2.x."""
 ORDERS = {
+    **dict.fromkeys((1, 2), ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn.")),
     3: ("actor.distribution.", "actor.rnn.", "actor.mlp.", "critic.rnn.", "critic.mlp."),
-    2: ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn."),
-    1: ("actor.distribution.", "actor.mlp.", "critic.mlp.", "actor.rnn.", "critic.rnn."),
 }
 """Order of the parameters in the optimizer's state up to 3.x."""
 
@@ -153,9 +152,8 @@ def _dump_curiosity(rnd: RND) -> dict[str, Any]:
     for at, role in CURIOUS.items():
         if (found := weights.statistics.get(role)) is not None:
             shape = (1,) if role == "rnd bonus" else (1, -1)
-            row = {"_mean": found.mean, "_var": found.variance, "_std": found.variance.sqrt()}
-            state |= {f"{at}.{name}": value.float().reshape(shape) for name, value in row.items()}
-            state[f"{at}.count"] = torch.tensor(int(found.count))
+            buffers = _buffers(found, found.variance.sqrt(), shape)
+            state |= {f"{at}.{name}": value for name, value in buffers.items()}
     optimizer = torch_adam(weights, list(weights.moments), "rnd", rnd.config.optimizer)
     state = {name.removeprefix(CURIOSITY): tensor for name, tensor in state.items()}
     return {"rnd_state_dict": state, "rnd_optimizer_state_dict": optimizer}
@@ -234,8 +232,6 @@ def load(
         side = tensors_of_curiosity(rnd)
         check_names(weights, side.links, of=(CURIOSITY,))
         side.check(weights)
-    if not weights.moments:
-        parts = tuple(part for part in parts if part != "optimizer")
     tensors_of(ppo, links, parts).load(weights, strict=strict)
     own.load(Weights(weights.buffers), strict=strict)
     if side is not None:
@@ -309,6 +305,10 @@ def _normalizer(found: Statistics, parts: Any) -> dict[str, Tensor]:
             f"an observation's std of {scale.min().item():g} is below the {EPS} that RSL-RL adds: "
             "train with model.policy.normalizer.eps_on=std, eps=0.01 to export it"
         )
+    return _buffers(found, std)
+
+
+def _buffers(found: Statistics, std: Tensor, shape: tuple[int, ...] = (1, -1)) -> dict[str, Tensor]:
+    """Return statistics by the names of RSL-RL's normalizer."""
     row = {"_mean": found.mean, "_var": found.variance, "_std": std}
-    row = {name: value.float().reshape(1, -1) for name, value in row.items()}
-    return row | {"count": torch.tensor(int(found.count))}
+    return {name: x.float().reshape(shape) for name, x in row.items()} | {"count": torch.tensor(int(found.count))}

@@ -1,7 +1,7 @@
 """RSL-RL's runner for students, over Canter's distillation.
 
 RSL-RL's files name layers as those of actors and critics. So student and teacher have a stand-in
-each, a PPO that never learns and has the same actor: their weights are read and written through it.
+each, a PPO that never learns and holds the same actor: files are read and written through it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from canter.compat.settings.importing import import_config
 from canter.compat.settings.rsl_rl_network import class_name
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError
-from canter.core.struct import tree_copy_
 from canter.nn.policy_file import save_policy
 from canter.training.trainer import Trainer
 
@@ -69,29 +68,22 @@ class DistillationAlg(LearningAlg):
         self.algorithm = algorithm
         self.stand_ins = stand_ins
         self.teacher_has_std = teacher_has_std
-        self.student = algorithm.actor
-        self.teacher = algorithm.teacher.actor
+        self.student = stand_ins["student"].model.actor = algorithm.actor
+        self.teacher = stand_ins["teacher"].model.actor = algorithm.teacher.actor
+        groups = stand_ins["student"].optimizers["policy"].groups
+        groups.clear()
+        groups["policy"] = self._group
 
     def save(self) -> dict[str, Any]:
         """Return RSL-RL 5.x's mapping of both networks and the optimizer."""
-        student, teacher = (self.stand_ins[role] for role in ROLES)
-        groups = student.optimizers["policy"].groups
-        tree_copy_(groups["policy"].state(), self._group.state())
-        for name in ("step", "learning_rate"):  # one optimiser in the file, with one of each
-            groups["critic"].state()[name].copy_(self._group.state()[name])
-        for role in ROLES:
-            self.stand_ins[role].model.actor.load_state_dict(getattr(self, role).state_dict())
-        tree = checkpoint.dump(student, 0)
-        taught = checkpoint.dump(teacher, 0)
-        own = tree["actor_state_dict"]
-        count = sum(not name.startswith("obs_normalizer.") for name in own)
-        optimizer = tree["optimizer_state_dict"]
-        optimizer["state"] = {i: moments for i, moments in optimizer["state"].items() if i < count}
-        optimizer["param_groups"][0]["params"] = list(range(count))
-        other = taught["actor_state_dict"]
+        trees = {role: checkpoint.dump(self.stand_ins[role], 0) for role in ROLES}
+        student, teacher = (trees[role]["actor_state_dict"] for role in ROLES)
+        optimizer = trees["student"]["optimizer_state_dict"]
+        count = sum(not name.startswith("obs_normalizer.") for name in student)
+        optimizer["param_groups"][0]["params"] = list(range(count))  # without the stand-in's critic
         if not self.teacher_has_std:
-            other = {name: tensor for name, tensor in other.items() if not name.startswith("distribution.")}
-        return {"student_state_dict": own, "teacher_state_dict": other, "optimizer_state_dict": optimizer}
+            teacher = {name: tensor for name, tensor in teacher.items() if not name.startswith("distribution.")}
+        return {"student_state_dict": student, "teacher_state_dict": teacher, "optimizer_state_dict": optimizer}
 
     def load(
         self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, Any] | None = None, strict: bool = True
@@ -118,11 +110,8 @@ class DistillationAlg(LearningAlg):
         weights = checkpoint.weights_in(tree, Path("loaded_dict"))
         if not {checkpoint.STD, checkpoint.LOG_STD} & weights.parameters.keys():  # a teacher need not have one
             weights.parameters[checkpoint.STD] = torch.ones(ppo.distribution.param_dim // 2)
-        takes = optimizer and role == "student" and bool(weights.moments)
-        checkpoint.load(ppo, weights, ("actor", "optimizer") if takes else ("actor",), strict=strict)
-        getattr(self, role).load_state_dict(ppo.model.actor.state_dict())
-        if takes:
-            tree_copy_(self._group.state(), ppo.optimizers["policy"].groups["policy"].state())
+        parts = ("actor", "optimizer") if optimizer and role == "student" else ("actor",)
+        checkpoint.load(ppo, weights, parts, strict=strict)
 
 
 def _as_actor(tree: Mapping[str, Any], role: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ images.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from canter.compat.drop_in import SourceEnv
+from canter.compat.drop_in import SourceEnv, imported_object
 from canter.core.declarations import Symmetry
 from canter.core.plain import ConfigError
 from canter.core.specs import Continuous, Step
@@ -95,7 +94,10 @@ def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symm
     section = (train_cfg.get("algorithm") or {}).get("symmetry_cfg") or {}
     if not (section.get("use_data_augmentation") or section.get("use_mirror_loss")):
         return ()
-    images = Images(_function(section.get("data_augmentation_func")), adapter)
+    function = imported_object(section.get("data_augmentation_func"), KEY)
+    if not callable(function):
+        raise ConfigError(f"{KEY}={function!r}: expected a function, or MODULE:FUNCTION", KEY)
+    images = Images(function, adapter)
     one = torch.rand((1, adapter.env.num_actions), generator=torch.Generator().manual_seed(0)) + 0.5
     blocks = images.actions(one)
     if len(blocks) == 4 and torch.allclose(images.actions(blocks[1])[2], blocks[3], atol=1e-5):
@@ -106,18 +108,6 @@ def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symm
             f"{KEY} returns {len(blocks)} blocks of samples, expected {why}: declare EnvSpec.symmetries", KEY
         )
     return (images.symmetry(1),)
-
-
-def _function(given: Any) -> Callable[..., Any]:
-    """Return the function; a name is accepted only if the caller imported its module."""
-    if isinstance(given, str):
-        module, _, name = given.rpartition(":" if ":" in given else ".")
-        given = getattr(sys.modules.get(module), name, given)
-    if not callable(given):
-        raise ConfigError(
-            f"{KEY}={given!r}: expected a function, or MODULE:FUNCTION of a module that was imported before", KEY
-        )
-    return given
 
 
 class Images:

@@ -6,8 +6,6 @@ distribution.
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from canter.compat.drop_in import imported_object
 from canter.compat.own_module import OwnModule, OwnModuleConfig, announce, by_layer, stacked
 from canter.compat.settings.importing import Imported
 from canter.compat.settings.rsl_rl_network import NETWORK_CLASSES, class_name, generation_of
 from canter.core.plain import ConfigError
 from canter.core.specs import EnvSpec, TensorSpec
 from canter.core.struct import Obs, State
-from canter.envs.imports import is_allowed
 
 ROLES = ("actor", "critic")
 
@@ -33,27 +31,13 @@ def own_models(train_cfg: Mapping[str, Any]) -> dict[str, Callable[..., Any]]:
     if generation is None or generation.number < 5:
         return {}
     named = {role: (train_cfg.get(role) or {}).get("class_name") for role in ROLES}
-    return {role: _class_of(name, f"{role}.class_name") for role, name in named.items() if _is_own(name)}
+    return {role: imported_object(name, f"{role}.class_name") for role, name in named.items() if _is_own(name)}
 
 
 def _is_own(given: Any) -> bool:
     if given is None or class_name(given) in NETWORK_CLASSES:
         return False
     return not isinstance(given, str) or ":" in given or "." in given
-
-
-def _class_of(given: Any, key: str) -> Callable[..., Any]:
-    """Return a class, or that of a name whose package the caller imported before."""
-    if not isinstance(given, str):
-        return given
-    module, _, name = given.rpartition(":" if ":" in given else ".")
-    package = module.partition(".")[0]
-    if package not in sys.modules and not is_allowed(module):
-        raise ConfigError(f"{key}={given!r}: import {package} before the runner, which imports no other package", key)
-    found = getattr(importlib.import_module(module), name, None)
-    if found is None:
-        raise ConfigError(f"{key}={given!r}: {module} has no {name}", key)
-    return found
 
 
 def with_stand_ins(train_cfg: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:

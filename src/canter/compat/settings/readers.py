@@ -31,25 +31,23 @@ def number(s: Section, key: str, default: float | None = None) -> float:
 
 def finite(s: Section, key: str, default: float | None = None) -> float:
     """Read a number that is not infinite."""
-    result = number(s, key, default)
-    if math.isinf(result):
-        raise s.error(key, "a finite number")
-    return result
+    return _checked(s, key, default, math.isfinite, "a finite number")
 
 
 def integer(s: Section, key: str, default: int | None = None) -> int:
     """Read a whole number; 1e6 is one."""
-    result = finite(s, key, default)
-    if result != int(result):
-        raise s.error(key, "a whole number")
-    return int(result)
+    return int(_checked(s, key, default, float.is_integer, "a whole number"))
 
 
 def count(s: Section, key: str, default: int | None = None) -> int:
     """Read a whole number above 0."""
-    result = integer(s, key, default)
-    if result < 1:
-        raise s.error(key, "a whole number above 0")
+    return int(_checked(s, key, default, lambda x: x.is_integer() and x >= 1, "a whole number above 0"))
+
+
+def _checked(s: Section, key: str, default: float | None, accepts: Callable[[float], bool], expected: str) -> float:
+    result = number(s, key, default)
+    if not accepts(result):
+        raise s.error(key, expected)
     return result
 
 
@@ -94,9 +92,9 @@ def groups(s: Section, key: str, default: list[str] | None = None) -> list[str]:
     return _list(s, key, default, str, "a list of observation groups")
 
 
-def pair(s: Section, key: str, expected: str) -> tuple[float, float]:
+def pair(s: Section, key: str, expected: str, default: tuple[float, float] | None = None) -> tuple[float, float]:
     """Read two numbers, the lower first."""
-    value = s.raw(key)
+    value = s.raw(key) if s.has(key) or default is None else default
     numbers = [float(x) for x in value if type(x) in (int, float)] if isinstance(value, list | tuple) else []
     if len(numbers) != 2 or len(value) != 2 or not numbers[0] < numbers[1]:
         raise s.error(key, expected)

@@ -20,10 +20,10 @@ from canter.compat.settings.rl_games_releases import (
 from canter.compat.settings.rl_games_sac import apply_sac
 from canter.compat.settings.rules import (
     OMIT,
-    Always,
     Copy,
     Only,
     Rule,
+    always,
     apply,
     equal_to,
     mapped,
@@ -88,12 +88,10 @@ def amp_extension(run: Import) -> None:
     Only("enable_eps_greedy", not_true, "off", "some agents act without noise there: set it to False")(s)
     s.changed("disc_coef", "the discriminator has a separate Adam, which no factor changes")
     s.changed("amp_obs_demo_buffer_size amp_batch_size", "new clips are drawn for every update", f"{AT}.motions")
-    for name in CLIPS:
-        if s.has(f"amp.{name}"):
-            own[name] = s.raw(f"amp.{name}")
+    own |= {name: s.raw(f"amp.{name}") for name in CLIPS if s.has(f"amp.{name}")}
     if "motions" not in own:
         key = f"{CONFIG}.amp.motions"
-        why = f"IsaacGymEnvs' environment has the clips: name their files here, or in the file as {key}"
+        why = f"IsaacGymEnvs' environment has the clips, which Runner takes; else name their files here or as {key}"
         s.difference(why, f"{AT}.motions")
     s.set("extensions", [own])
 
@@ -321,12 +319,6 @@ def _env_id(s: Section, name: str) -> str:
 NO_POPULATIONS = "no population trains here: set it to False for one run, or search settings with canter tune ENV"
 
 
-def no_self_play(s: Section) -> None:
-    """rl_games' opponent lives in its environment."""
-    if s.has_section("self_play_config"):
-        s.refuse("self_play_config", "the opponent lives in the trainer here: see self_play, docs/agents.md")
-
-
 def player(s: Section) -> None:
     """Report the player's keys, which are options of `canter play` and of Runner."""
     s.each("player", PLAYER, "mapped", "canter play, Runner")
@@ -369,7 +361,7 @@ PRECISION = precision("mixed_precision", "precision", "Isaac Lab's fork multipli
 """For `params.config`, or the central value's, and settings of a network."""
 RUN: tuple[Rule, ...] = (
     Copy("device", "device", read.word, OMIT),
-    Always("total_steps", None),
+    always("total_steps", None),
     budget,
     saving,
 )
@@ -386,7 +378,7 @@ SCRIPTS: tuple[Rule, ...] = (
     mapped("vecenv_type import_modules", "--allow-import: the caller names the imported modules"),
     Only("population_based_training", equal_to(*NONE, False), "off", NO_POPULATIONS),
     Only("pbt_idx", equal_to(*NONE, False), "off", NO_POPULATIONS),
-    no_self_play,
+    Only("self_play_config", equal_to(*NONE, {}), "off", "opponents live in the trainer here: see docs/agents.md"),
     player,
 )
 """For `params.config`: keys that change nothing that is learned, and what does their work here."""

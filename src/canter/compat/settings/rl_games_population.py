@@ -49,7 +49,6 @@ def read_pbt(s: Section) -> Population | None:
     """
     if not s.has_section(""):
         return None
-    low, high = read.pair(s, "change_range", "two factors, such as [1.1, 2.0]") if s.has("change_range") else (1.1, 2.0)
     mutations = read_mutations(s)
     population = Population(
         enabled=read.flag(s, "enabled", False),
@@ -59,7 +58,7 @@ def read_pbt(s: Section) -> Population | None:
         threshold_std=read.finite(s, "threshold_std", 0.1),
         threshold_abs=read.finite(s, "threshold_abs", 0.05),
         mutation_rate=read.finite(s, "mutation_rate", 0.25),
-        change_range=(low, high),
+        change_range=read.pair(s, "change_range", "two factors, such as [1.1, 2.0]", default=(1.1, 2.0)),
         mutations={setting: function for function, settings in mutations.values() for setting in settings},
         fixed=tuple(address for address, (_, settings) in mutations.items() if not settings),
     )

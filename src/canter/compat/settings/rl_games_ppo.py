@@ -15,7 +15,7 @@ from canter.compat.settings.rl_games_network import (
     POLICY,
     is_continuous,
 )
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Parity, Rule, apply, no_effect, not_true
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, no_effect, not_true, parity
 from canter.compat.settings.section import NONE, Import, Section
 
 CONFIG = "params.config"
@@ -181,13 +181,15 @@ def advantages(s: Section) -> None:
     on = read.flag(s, "normalize_advantage", True)
     s.copy("normalize_advantage", "advantage_normalization", "rollout" if on else "none")
     if on:
-        Parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1")(s)
+        parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1")(s)
 
 
 def bootstrap(s: Section) -> None:
     """rl_games bootstraps time-outs with the value of the observation before."""
     release = s.run.release
-    if not read.flag(s, "value_bootstrap", release.value_bootstrap):
+    if s.run.root.raw("params.algo.name") in ("amp_continuous", "amp"):
+        s.no_effect("value_bootstrap", "the AMP agent always bootstraps, unless a step terminates")
+    elif not read.flag(s, "value_bootstrap", release.value_bootstrap):
         s.set("bootstrap_truncated", False, "value_bootstrap")
         if not s.has("value_bootstrap"):
             why = f"value_bootstrap is off by default in rl_games {release.name}: a time-out counts as a termination"
@@ -246,7 +248,7 @@ ADAPTIVE_RATE: tuple[Rule, ...] = (
     Copy("max_lr", "maximum", read.number, MAX_LR),
     Copy("lr_multiplier", "factor", read.number, 1.5),
 )
-OPTIMIZER: tuple[Rule, ...] = (Always("optimizer.eps", 1e-8), learning_rate, gradient_norm, weight_decay)
+OPTIMIZER: tuple[Rule, ...] = (always("optimizer.eps", 1e-8), learning_rate, gradient_norm, weight_decay)
 REWARD: tuple[Rule, ...] = (
     Copy("reward_shaper.shift_value", "reward.shift", read.number, OMIT),
     Copy("reward_shaper.scale_value", "reward.scale", read.number, OMIT),
@@ -277,7 +279,7 @@ PPO: tuple[Rule, ...] = (
     Only("freeze_critic", not_true, "", "nothing is frozen here: leave it out"),
 )
 AFTER_PPO: tuple[Rule, ...] = (
-    Parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
+    parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
     no_effect(
         "rnd_config central_value_config1 ignore_dead_batches bptt_length network_path log_path is_train features"
     ),
@@ -326,7 +328,7 @@ CENTRAL_VALUE: tuple[Rule, ...] = (
     *OPTIMIZER,
     Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
     Copy("e_clip", "value_clip", read.number, 0.2),
-    Always("value_coef", 2.0),  # rl_games' loss has neither a half nor a coefficient
+    always("value_coef", 2.0),  # rl_games' loss has neither a half nor a coefficient
     central_normalizer,
     no_effect("use_smooth_clamp", "no code reads it here"),
 )

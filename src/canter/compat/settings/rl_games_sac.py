@@ -11,7 +11,7 @@ import math
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import ACTIVATIONS, INITIALIZER_KEYS
 from canter.compat.settings.rl_games_ppo import CONFIG, set_normalizer
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to, no_effect
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, equal_to, no_effect
 from canter.compat.settings.section import NONE, Import, Section
 
 GRAD_CLIP = 5.0
@@ -35,12 +35,6 @@ def apply_sac(run: Import) -> None:
         "the target of a truncated episode uses its true final observation; rl_games takes it from "
         "infos['final_observation'] where it is there, else the observation before"
     )
-
-
-def network_kind(s: Section) -> None:
-    """rl_games has one network for SAC."""
-    if read.word(s, "name") != "soft_actor_critic":
-        s.refuse("name", "a network of the user's; known for SAC: soft_actor_critic")
 
 
 def layers(s: Section) -> None:
@@ -136,18 +130,19 @@ def rewards(s: Section) -> None:
 def optimizer(name: str, betas: str, to: str) -> tuple[Rule, ...]:
     """Return the table of one of the three optimizers."""
     return (
-        Always(f"{to}.learning_rate.kind", "constant"),
+        always(f"{to}.learning_rate.kind", "constant"),
         Copy(f"{name}_lr", f"{to}.learning_rate.value", read.number),
-        Always(f"{to}.eps", 1e-8),
-        Always(f"{to}.max_grad_norm", math.inf),
+        always(f"{to}.eps", 1e-8),
+        always(f"{to}.max_grad_norm", math.inf),
         Copy(betas, f"{to}.betas", read.as_it_is, OMIT),
     )
 
 
+OTHER_NETWORK = "a network of the user's; known for SAC: soft_actor_critic"
 NO_DENSE = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
 NETWORK: tuple[Rule, ...] = (
-    network_kind,
-    Always("policy.kind", "stack"),
+    Only("name", equal_to("soft_actor_critic"), "algorithm.kind=sac", OTHER_NETWORK, read.word),
+    always("policy.kind", "stack"),
     layers,
     normalization,
     Only("mlp.d2rl", equal_to(False), "a plain stack of layers", NO_DENSE, read.flag, default=False),

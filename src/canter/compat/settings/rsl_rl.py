@@ -17,16 +17,16 @@ from canter.compat.settings.rsl_rl_network import (
 )
 from canter.compat.settings.rules import (
     OMIT,
-    Always,
     Copy,
     Only,
-    Parity,
     Rule,
+    always,
     apply,
     equal_to,
     mapped,
     no_effect,
     not_true,
+    parity,
     precision,
 )
 from canter.compat.settings.section import NONE, Import, Section
@@ -107,7 +107,7 @@ def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
         # Half the square here.
         Copy("value_loss_coef", "value_coef", read.number, 1.0, lambda coef: 2 * coef),
         Copy("use_clipped_value_loss", "value_loss", read.flag, True, {True: "clipped", False: "mse"}),
-        Always("optimizer.eps", 1e-8),
+        always("optimizer.eps", 1e-8),
         Only("optimizer", equal_to("adam", "adamw"), "algorithm.optimizer", "there is Adam and AdamW here"),
         Copy(
             "normalize_advantage_per_mini_batch",
@@ -116,7 +116,7 @@ def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
             default=False,
             convert={True: "minibatch", False: "rollout"},
         ),
-        Parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1"),
+        parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1"),
     )
 
 
@@ -286,10 +286,10 @@ def action_limit(s: Section) -> None:
 
 
 ADAPTIVE_RATE: tuple[Rule, ...] = (
-    Always("every", "minibatch"),
-    Always("factor", 1.5),
-    Always("minimum", 1e-5),
-    Always("maximum", 1e-2),
+    always("every", "minibatch"),
+    always("factor", 1.5),
+    always("minimum", 1e-5),
+    always("maximum", 1e-2),
     Copy("desired_kl", "target_kl", read.number, 0.01),
 )
 EXTRAS: tuple[Rule, ...] = (
@@ -310,7 +310,7 @@ GROUPS: tuple[Rule, ...] = (
 """For the whole mapping."""
 RUNNER: tuple[Rule, ...] = (
     Copy("num_steps_per_env", "algorithm.horizon", read.integer),
-    Always("total_steps", None),
+    always("total_steps", None),
     Copy("max_iterations", "until.iterations", read.integer, 1500),
     Copy("save_interval", "checkpoints.save_every", read.integer, OMIT),
     mapped("save_interval", "checkpoints.save_every"),

@@ -6,7 +6,7 @@ import math
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rsl_rl_network import Generation
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Report, Rule, apply, equal_to, mapped, nothing
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, equal_to, mapped, nothing
 from canter.compat.settings.section import Import, Section
 
 
@@ -51,6 +51,11 @@ def recurrent_layers(s: Section) -> None:
         s.set("policy.rnn", {"cell": cell, "hidden": width, "layers": read.integer(s, "rnn_num_layers", 1)})
 
 
+def teacher_groups(s: Section) -> None:
+    """The teacher's file knows its observation groups."""
+    s.changed("obs_groups.teacher", "the teacher reads its own; name others there", "algorithm.teacher_obs")
+
+
 def distribution(s: Section) -> None:
     """Read the rest of the distribution's section."""
     s.each("distribution_cfg", "class_name std_type", "mapped", "algorithm.std")
@@ -59,10 +64,10 @@ def distribution(s: Section) -> None:
 DISTILLATION: tuple[Rule, ...] = (
     Copy("num_learning_epochs", "epochs", read.integer, 1),
     Copy("loss_type", "loss", read.one_of("mse", "huber"), "mse"),
-    Always("optimizer.max_grad_norm", math.inf),
+    always("optimizer.max_grad_norm", math.inf),
     Copy("max_grad_norm", "optimizer.max_grad_norm", read.number, OMIT),
     mapped("max_grad_norm", "algorithm.optimizer.max_grad_norm=inf"),
-    Always("optimizer.eps", 1e-8),
+    always("optimizer.eps", 1e-8),
     Copy("learning_rate", "optimizer.learning_rate", read.number, 1e-3),
     Only("optimizer", equal_to("adam"), "algorithm.optimizer", "there is Adam here"),
     mapped("device", "device"),
@@ -85,6 +90,6 @@ TEACHER: tuple[Rule, ...] = (
     mapped("policy.teacher_hidden_dims policy.teacher_obs_normalization policy.teacher_recurrent", TEACHER_FILE),
     Copy("obs_groups.policy", "algorithm.policy.obs_groups", read.groups, OMIT),
     Copy("obs_groups.student", "algorithm.policy.obs_groups", read.groups, OMIT),
-    Report("changed", "obs_groups.teacher", "algorithm.teacher_obs", "the teacher reads its own; name others there"),
+    teacher_groups,
 )
 """For the whole mapping."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rules import OMIT, Always, Copy, Only, Rule, apply, equal_to
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, equal_to
 from canter.compat.settings.section import Import, Section
 
 POLICY = "algorithm.model.policy"
@@ -241,9 +241,7 @@ def beta(s: Section) -> None:
     """A beta over a range; concentrations and log-probabilities are RSL-RL's."""
     why = "deterministic actions are the peak of the density; RSL-RL's are its mean"
     s.copy("class_name", "distribution", "beta", why)
-    low, high = (
-        read.pair(s, "action_range", "two numbers, such as [-1.0, 1.0]") if s.has("action_range") else (-1.0, 1.0)
-    )
+    low, high = read.pair(s, "action_range", "two numbers, such as [-1.0, 1.0]", default=(-1.0, 1.0))
     s.copy("action_range", "action_range", [low, high])
     s.difference("the last layer begins otherwise (RSL-RL's second concentration at a constant), never a checkpoint")
 
@@ -276,8 +274,8 @@ def std(s: Section, initial: str, form: str | None) -> None:
 
 NETWORK: tuple[Rule, ...] = (
     Copy("activation", "activation", read.one_of(*ACTIVATIONS), "elu", ACTIVATIONS),
-    Always("init", "default"),
-    Always("init_gain", GAIN),
+    always("init", "default"),
+    always("init_gain", GAIN),
 )
 """For the section of a network and settings below `algorithm.model.policy` or `.critic`."""
 KNOWN_CLASSES = f"known: {', '.join(NETWORK_CLASSES)}"
@@ -290,8 +288,8 @@ NETWORK_CLASS = Only(
 PLAIN = "plain convolutions only: register an encoder of your own"
 ENCODER: tuple[Rule, ...] = (
     convolutions,
-    Always("features", None),
-    Always("layout", "channels_first"),
+    always("features", None),
+    always("layout", "channels_first"),
     Copy("activation", "activation", read.one_of(*ACTIVATIONS), "elu", ACTIVATIONS),
     Only("dilation", equal_to(1), "off", PLAIN),
     Only("norm", equal_to("none"), "off", PLAIN),
@@ -308,8 +306,8 @@ DISTRIBUTION: tuple[Rule, ...] = (
 )
 """For `actor.distribution_cfg` and settings below `algorithm.model`."""
 HEAD: tuple[Rule, ...] = (
-    Always("bounds", "none"),
-    Always("normalize_value", value=False),
-    Always("policy_gain", GAIN),
-    Always("value_gain", GAIN),
+    always("bounds", "none"),
+    always("normalize_value", value=False),
+    always("policy_gain", GAIN),
+    always("value_gain", GAIN),
 )

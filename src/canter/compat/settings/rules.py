@@ -3,7 +3,7 @@
 The rows of the tables in this package.
 
 A table is a tuple of rules for one section of the source; `apply` walks it from top to bottom. A
-rule is one of the classes below, or a named function of the section where several keys depend on
+rule is made by one of the names below, or is a function of the section where several keys depend on
 each other.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.section import NONE, Section, Status
+from canter.compat.settings.section import NONE, Section
 
 Rule = Callable[[Section], None]
 OMIT = object()
@@ -57,34 +57,6 @@ class Copy:
 
 
 @dataclass(frozen=True)
-class Always:
-    """A setting that has one value in the source library, which no key changes."""
-
-    to: str
-    value: Any
-
-    def __call__(self, s: Section) -> None:
-        """Make the setting."""
-        s.set(self.to, self.value)
-
-
-@dataclass(frozen=True)
-class Parity:
-    """Something that the source library always does.
-
-    A setting with `--parity`, a reported difference without.
-    """
-
-    to: str
-    value: Any
-    otherwise: str
-
-    def __call__(self, s: Section) -> None:
-        """Make the setting, or report Canter's own form."""
-        s.own_form("", {self.to: self.value}, self.otherwise)
-
-
-@dataclass(frozen=True)
 class Only:
     """A key that Canter can honour for some values only; others are refused."""
 
@@ -105,28 +77,27 @@ class Only:
             s.refuse(self.key, self.why)
 
 
-@dataclass(frozen=True)
-class Report:
-    """Keys with one status for all values."""
+def always(to: str, value: Any) -> Rule:
+    """Return the rule for a setting that has one value in the source library, which no key changes."""
+    return lambda s: s.set(to, value)
 
-    status: Status
-    keys: str
-    to: str = ""
-    why: str = ""
 
-    def __call__(self, s: Section) -> None:
-        """Report the keys that have no status yet."""
-        s.report(self.keys, self.status, self.to, self.why)
+def parity(to: str, value: Any, otherwise: str) -> Rule:
+    """Return the rule for something that the source library always does.
+
+    A setting with `--parity`, a reported difference without.
+    """
+    return lambda s: s.own_form("", {to: value}, otherwise)
 
 
 def mapped(keys: str, to: str) -> Rule:
     """Return the rule for keys whose work is done elsewhere, or by a rule above."""
-    return Report("mapped", keys, to)
+    return lambda s: s.mapped(keys, to)
 
 
 def no_effect(keys: str, why: str = "no code reads it") -> Rule:
     """Return the rule for keys that the source library does not read."""
-    return Report("no_effect", keys, why=why)
+    return lambda s: s.no_effect(keys, why)
 
 
 def precision(key: str, to: str, why: str) -> tuple[Rule, ...]:
