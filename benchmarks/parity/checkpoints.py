@@ -94,7 +94,9 @@ def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[st
     found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
     for path in sorted(folder.glob("rsl_rl_*.json")):
         row = json.loads(path.read_text())
-        row["settings"]["algorithm"]["schedule"] = "fixed"
+        weights = rsl_rl.read_weights(path.with_suffix(".pt"))
+        rate = weights.optimizers["policy"].learning_rate  # a fixed schedule has the rate of its settings
+        row["settings"]["algorithm"] |= {"schedule": "fixed", "learning_rate": rate}
         config = import_config(row["settings"], parity=True, num_envs=N).config.algorithm
         obs = {name: torch.tensor(value) for name, value in row["obs"].items()}
         specs = {name: canter.TensorSpec(tuple(value.shape[1:])) for name, value in obs.items()}
@@ -102,7 +104,6 @@ def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[st
         spec = canter.EnvSpec(specs, action, N, final_obs="unknown", truncates=True)
         mine, theirs = config.build(spec, 0), config.build(spec, 0)
         mine.use_engine("autograd")
-        weights = rsl_rl.read_weights(path.with_suffix(".pt"))
         rsl_rl.load(mine, weights)
         rsl_rl.load(theirs, rsl_rl.read_weights(folder / f"after_{path.stem}.pt"))
         std = bounded_std_type(row["settings"])
