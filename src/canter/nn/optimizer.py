@@ -59,7 +59,7 @@ def _adam_group(flat: Tensor, learning_rate: Tensor, config: OptimizerConfig) ->
         gradient=torch.zeros_like(flat),
         exp_avg=torch.zeros_like(flat),
         exp_avg_sq=torch.zeros_like(flat),
-        step=torch.zeros_like(learning_rate),
+        step=torch.zeros_like(learning_rate, dtype=torch.float32),
         learning_rate=learning_rate,
         betas=config.betas,
         eps=config.eps,
