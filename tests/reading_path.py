@@ -55,8 +55,9 @@ def one_iteration():
     env = canter.EnvConfig(id="tensor:pendulum", num_envs=8)
     algorithm = canter.PPOConfig(horizon=16, epochs=2, num_minibatches=2)
     execution = canter.ExecutionConfig(engine="autograd", mode="eager")
-    programs = canter.Trainer(canter.TrainConfig(env=env, algorithm=algorithm, execution=execution)).programs
-    return lambda: programs.update(programs.collect())
+    trainer = canter.Trainer(canter.TrainConfig(env=env, algorithm=algorithm, execution=execution))
+    # The trainer is kept: collecting it as garbage would close its environment within the trace.
+    return lambda: trainer.programs.update(trainer.programs.collect())
 
 
 def lines_of_functions(path, begins):
