@@ -73,10 +73,13 @@ def _share(count_ptr, COUNTS):
 
 @triton.jit
 def _add_up(
-    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, P, STRIDE, PARTS, ROWS, COLUMNS, COUNTS,
+    parts_ptr, sums_ptr, places_ptr, count_ptr, out_ptr, means_ptr, P, STRIDE, PARTS, ROWS, COLUMNS, COUNTS,
     TILE: tl.constexpr, TILE_P: tl.constexpr, TILE_R: tl.constexpr,
 ):  # fmt: skip
-    """Add up the parts `[PARTS, STRIDE]` of weight gradients, and rows of `sums` with a place."""
+    """Add up the parts `[PARTS, STRIDE]` of weight gradients, and rows of `sums` with a place.
+
+    The first six rows are added up to `means`.
+    """
     weight = _share(count_ptr, COUNTS)
     tiles = tl.cdiv(P, TILE)
     if tl.program_id(0) < tiles:
@@ -96,6 +99,7 @@ def _add_up(
             summed += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + block[None, :], mask=within, other=0.0), 1)
         place = tl.load(places_ptr + rows, mask=rows < ROWS, other=-1)
         tl.store(out_ptr + place, summed * weight, mask=place >= 0)
+        tl.store(means_ptr + rows, summed * weight, mask=rows < 6)
 
 
 class RowProducts:
@@ -129,19 +133,20 @@ class RowProducts:
             deltas, made, jobs, scale, out, m, out.shape[1], span, TILE=TILE, STEP=STEP, num_warps=8, num_stages=4
         )  # fmt: skip
 
-    def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> None:
-        """Add up all P gradients from parts and sums `[R, blocks]`.
+    def add_up(self, parts: Tensor, sums: Tensor, count: Tensor, out: Tensor) -> Tensor:
+        """Add up all P gradients from parts and sums `[R, blocks]`; return the means `[6]` of the first rows.
 
         `count` adds up to the number of samples.
         """
+        means = sums.new_empty(6)
         tile = 128
         tile_r = 16
         grid = (triton.cdiv(self.count, tile) + triton.cdiv(self.rows, tile_r),)
         _add_up[grid](
-            parts, sums, self.places, count, out, self.count, parts.shape[1], self.parts, self.rows, sums.shape[1],
-            len(count),
-            TILE=tile, TILE_P=triton.next_power_of_2(self.parts), TILE_R=tile_r,
+            parts, sums, self.places, count, out, means, self.count, parts.shape[1], self.parts, self.rows,
+            sums.shape[1], len(count), TILE=tile, TILE_P=triton.next_power_of_2(self.parts), TILE_R=tile_r,
         )  # fmt: skip
+        return means
 
 
 def _tiles(d_row: int, height: int, x_row: int, width: int, place: int) -> list[tuple[int, ...]]:
@@ -214,12 +219,12 @@ class Layers:
         """
         m, _ = x.shape
         out = x.new_empty(x.shape[0], self.widths[-1])
-        sparse = needed is not None
-        marks = needed.contiguous().view(torch.uint8) if sparse else x
+        x = x.contiguous()
+        marks = (x if needed is None else needed.contiguous()).view(torch.uint8)
         made = (out,) * (len(self.widths) - 1)
         _run_alone[(triton.cdiv(m, TILE_M),)](
-            x.contiguous(), marks, self.factors()[0], self.biases, made, m,
-            WIDTHS=self.widths, KIND=self.kind, FACTOR=factor_type()[1], SPARSE=sparse, **SHAPE,
+            x, marks, self.factors()[0], self.biases, made, m, int(needed is not None),
+            WIDTHS=self.widths, KIND=self.kind, FACTOR=factor_type()[1], **SHAPE,
         )  # fmt: skip
         return out
 
@@ -352,18 +357,16 @@ def _pair(
         return h
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sparse"])
 def _run_alone(
-    x_ptr, needed_ptr, weights, biases, made, M, WIDTHS: tl.constexpr, KIND: tl.constexpr, FACTOR: tl.constexpr,
-    SPARSE: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
+    x_ptr, needed_ptr, weights, biases, made, M, sparse, WIDTHS: tl.constexpr, KIND: tl.constexpr,
+    FACTOR: tl.constexpr, TILE_M: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Compute all rows, or only blocks with a needed one; only the output is stored."""
+    """Compute all rows, or if `sparse` only blocks with a needed one; only the output is stored."""
     rows = tl.program_id(0) * TILE_M + tl.arange(0, TILE_M)
     inputs = tl.arange(0, room(WIDTHS, 0))
-    needed = 1
-    if SPARSE:
-        needed = tl.max(tl.load(needed_ptr + rows, mask=rows < M, other=0).to(tl.int32), 0)
-    if needed != 0:
+    needed = tl.load(needed_ptr + rows, mask=(rows < M) & (sparse != 0), other=1)
+    if tl.max(needed.to(tl.int32), 0) != 0:
         inside = (rows < M)[:, None] & (inputs < WIDTHS[0])[None, :]
         x = tl.load(x_ptr + rows.to(tl.int64)[:, None] * WIDTHS[0] + inputs[None, :], mask=inside, other=0.0)
         _chain(x, rows, M, 1.0, weights, biases, biases, made, WIDTHS, TILE_M, KIND, False, False, FACTOR, CHUNK)

@@ -17,7 +17,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from canter.core.dispatch import concurrently
 from canter.core.seeding import draw_for_rank
 from canter.core.struct import Metrics, Obs, State
 from canter.engines.autograd import AutogradEngine, LossOutput, rl_games_kl
@@ -312,11 +311,7 @@ class NetworksEngine:
     def gradients(self, samples: Samples, index: Tensor, coefs: Coefs) -> UpdateResult:
         """Write the gradients of the loss of samples `index`; return metrics and KL."""
         sums, parts = self.learner(samples, index, coefs.entropy)
-        count = sums[COUNT]
-        with concurrently(self.learner.stream) as join:
-            means = self.learner.means(sums, count)
-        self.learner.products.add_up(parts, sums, count, self.gradient)
-        join(means)
+        means = self.learner.products.add_up(parts, sums, sums[COUNT], self.gradient)
         if len(self.flats) > 1:
             for flat, part in zip(self.flats, self.gradient.split([flat.numel() for flat in self.flats]), strict=True):
                 flat.copy_(part)

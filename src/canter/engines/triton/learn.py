@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from canter.core.dispatch import concurrently, side_stream
-from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _factor, _share, factor_type, room
+from canter.engines.triton.chain import SHAPE, TILE_M, Layers, RowProducts, _chain, _factor, factor_type, room
 from canter.engines.triton.kernels.gaussian_params import FORMS, _log_std
 from canter.engines.triton.loss import _value_error
 from canter.engines.triton.policies import Bound, Policy, _policy_terms
@@ -149,17 +149,6 @@ def _backward(
     _chain(factor, rows, M, scale, weights, outputs, sums, deltas, WIDTHS, TILE_M, KIND, True, True, FACTOR, CHUNK)
 
 
-@triton.jit
-def _means(sums_ptr, count_ptr, out_ptr, COLUMNS, COUNTS, TILE: tl.constexpr):
-    rows = tl.arange(0, 8)
-    total = tl.zeros((8,), tl.float32)
-    for start in range(0, COLUMNS, TILE):
-        columns = start + tl.arange(0, TILE)
-        inside = (rows < 6)[:, None] & (columns < COLUMNS)[None, :]
-        total += tl.sum(tl.load(sums_ptr + rows[:, None] * COLUMNS + columns[None, :], mask=inside, other=0.0), 1)
-    tl.store(out_ptr + rows, total * _share(count_ptr, COUNTS), mask=rows < 6)
-
-
 class Samples(NamedTuple):
     """Samples to learn from, `[S, ...]` each."""
 
@@ -254,12 +243,6 @@ class Learner:
             *self.numbers, **form, WIDTHS=network.widths[:0:-1], **same, **BACK_SHAPE,
         )  # fmt: skip
         self.products(which, deltas, made, scale, parts)
-
-    def means(self, sums: Tensor, count: Tensor) -> Tensor:
-        """Return the means `[6]` of all `TERMS` but the count; `count` adds up to the samples."""
-        out = sums.new_empty(6)
-        _means[(1,)](sums, count, out, sums.shape[1], len(count), TILE=256)
-        return out
 
 
 def _products_of(network: Layers, places: dict[Tensor, int]) -> list[tuple[int, int, int, int, int]]:
