@@ -110,7 +110,7 @@ class OwnModel(OwnModule):
     def call(self, obs: Obs, state: State) -> tuple[Tensor, State]:
         """Return the features `[B, ...]` of `obs` `[B, ...]`, and the next state."""
         if self.is_recurrent:
-            before = stacked(state)
+            before: Any = stacked(state)
             self.model.reset(hidden_state=before if len(before) > 1 else before[0])
         batch = self._batch(obs, len(obs[self.groups[0]]))
         if self.role == "critic":
