@@ -39,6 +39,7 @@ RANGES: dict[str, Callable[[Any], bool]] = {
     "must be at least 1": lambda value: value >= 1,
     "must be above 0": lambda value: value > 0,
     "must not be negative": lambda value: value >= 0,
+    "must be finite and not negative": lambda value: 0 <= value < math.inf,
     "must lie in 0..1": lambda value: 0 <= value <= 1,
     "must lie in 0..1, without 1": lambda value: 0 <= value < 1,
     "must lie above 0 and up to 1": lambda value: 0 < value <= 1,
@@ -81,30 +82,6 @@ def from_plain(plain: Any, base: C | type[C]) -> C:
         raise ConfigError(f"expected a mapping of settings, got {_show(plain)}")
     cls: Any = base if isinstance(base, type) else type(base)
     return _merge(plain, cls, None if cls is base else base, "")
-
-
-def with_current_names(plain: Any, cls: type) -> Any:
-    """Return plain settings of a dataclass with old names replaced (`SETTING_ALIASES`)."""
-    if not isinstance(plain, Mapping):
-        return plain
-    hints = field_hints(cls)
-    renamed: dict[str, Any] = {}
-    for written_name, value in plain.items():
-        name = current_name(cls, written_name, "")
-        if name in hints:
-            value = current_value(cls, name, value, name)
-            if isinstance(value, Mapping) and (member := _member(value, hints[name])) is not None:
-                value = with_current_names(value, member)
-        renamed[name] = value
-    return renamed
-
-
-def _member(plain: Mapping[str, Any], hint: Any) -> type | None:
-    """Return the dataclass that a plain mapping describes, None if it is not of a known kind."""
-    registry = registry_in(hint)
-    if registry is not None:
-        return registry.items().get(plain.get("kind", registry.default))
-    return next(iter(config_classes(hint)), None)
 
 
 def nest(overrides: Mapping[str, Any], free: dict[str, dict[str, Any]]) -> dict[str, Any]:

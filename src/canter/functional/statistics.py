@@ -8,8 +8,9 @@ spread around a large mean. Functions that say so combine the samples of all ran
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from canter.core import distributed
 from canter.core.dispatch import has_kernels
 
 Tensors = tuple[Tensor, Tensor, Tensor]
+Key = TypeVar("Key", bound=Hashable)
 
 
 # Means and moments of masked samples
@@ -264,6 +266,16 @@ def _mean_and_variance(x: Sequence[float]) -> tuple[float, float]:
     """Return the mean of at least two samples, and the variance of that mean."""
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.mean(x)), float(np.var(x, ddof=1)) / len(x)
+
+
+def welch_differences(
+    base: Sequence[float], others: Mapping[Key, Sequence[float]]
+) -> dict[Key, tuple[MeanDifference, float] | tuple[None, None]]:
+    """Return `welch_difference` of each sample from `base`, with its p-value by Holm's method for all of them."""
+    tests = {key: welch_difference(base, own) for key, own in others.items()}
+    known = {key: test for key, test in tests.items() if test is not None}
+    adjusted = dict(zip(known, holm_adjusted([test.p_value for test in known.values()]), strict=True))
+    return {key: (test, adjusted[key]) if test is not None else (None, None) for key, test in tests.items()}
 
 
 def holm_adjusted(p_values: Sequence[float]) -> list[float]:

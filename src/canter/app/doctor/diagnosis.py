@@ -7,7 +7,7 @@ from pathlib import Path
 
 from canter.algorithms.doctor.findings import Finding
 from canter.app.experiments.session import TrainingResult, program
-from canter.app.report.findings import findings_of
+from canter.app.report.data import findings_of
 from canter.core.registry import UserError
 from canter.runs.records import RUNS, find_run
 

@@ -43,7 +43,7 @@ from canter.core.seeding import derive_seed
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec
 from canter.core.struct import Metrics, Obs, State, TensorStruct
 from canter.envs import closed_quietly
-from canter.play.agents import random_actions, zero_actions
+from canter.play.player import random_actions, zero_actions
 from canter.runs.records import flatten
 from canter.training.collector import Collector
 from canter.training.progress import RunProgress

@@ -11,14 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from canter.algorithms.base import report_spec_for
+from canter.algorithms.doctor.findings import Finding, Signals, diagnose_signals
+from canter.algorithms.doctor.task import TASK_RULES
 from canter.app.report.drawing import Line
 from canter.config import TrainConfig
-from canter.core.plain import to_plain, with_current_names
+from canter.core.plain import from_plain, to_plain
 from canter.core.registry import UserError
 from canter.core.storage.files import read_untrusted
 from canter.functional.statistics import bootstrap_interval, interquartile_mean
 from canter.runs.metrics import METRICS, Row, read_rows
-from canter.runs.records import CONFIG, Status, by_average, flatten, read_record, read_settings, run_status, score_value
+from canter.runs.records import CONFIG, Status, by_average, read_record, read_settings, run_status, score_value
 
 MAX_COLUMNS = 300
 """Metrics of a run that are read."""
@@ -133,16 +136,25 @@ def read_run(path: Path) -> RunData:
         raise UserError(f"{path}: no metrics to report; {METRICS} is missing, empty or has no readable row")
     names = list(dict.fromkeys(["env_steps", *(name for row in rows for name in row)]))[:MAX_COLUMNS]
     columns = {name: np.array([row.get(name, math.nan) for row in rows]) for name in names}
-    settings = read_settings(path / CONFIG, with_known_names)
+    settings = read_settings(path / CONFIG, complete_settings)
     return RunData(path, settings, read_record(path), run_status(path), columns)
 
 
-def with_known_names(content: Any) -> Any:
-    """Return plain settings, valid ones only, with renamed ones under their current names."""
+def complete_settings(content: Any) -> Any:
+    """Return valid settings under their current names, with the defaults of absent ones; others as they are."""
     try:
-        return with_current_names(content, TrainConfig)
+        return to_plain(from_plain(content, TrainConfig()))
     except (TypeError, ValueError):
         return content
+
+
+def findings_of(path: Path) -> list[Finding]:
+    """Return the findings about a run, finished or running; raise UserError if it has no metrics."""
+    rows = list(read_rows(path / METRICS))
+    if not rows:
+        raise UserError(f"{path}: no metrics to diagnose; {METRICS} is missing, empty or has no readable row")
+    signals = Signals(read_settings(path / CONFIG, complete_settings), rows)
+    return diagnose_signals(signals, (TASK_RULES, *report_spec_for(signals.setting("algorithm.kind")).rules))
 
 
 def _increasing(rows: Iterator[Row]) -> list[Row]:
@@ -200,19 +212,8 @@ def group_runs(runs: Sequence[RunData]) -> list[Group]:
 
 
 def shared_settings(run: RunData) -> dict[str, Any]:
-    """Return the settings of a run without those that may differ within a group.
-
-    Settings that an older version did not have take their defaults.
-    """
-    defaults = dict(flatten(to_plain(TrainConfig())))
-    # A setting may be a number in one run and a mapping in another: do not mix parts of both.
-    added = {key: defaults[key] for key in defaults if not any(_nested(key, existing) for existing in run.settings)}
-    return {key: value for key, value in (run.settings | added).items() if not f"{key}.".startswith(IGNORED_SECTIONS)}
-
-
-def _nested(key: str, other: str) -> bool:
-    """Return whether two key paths are equal, or one lies within the other."""
-    return f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}.")
+    """Return the settings of a run without those that may differ within a group."""
+    return {key: value for key, value in run.settings.items() if not f"{key}.".startswith(IGNORED_SECTIONS)}
 
 
 def differing_settings(groups: Sequence[Group]) -> dict[str, list[Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from canter.app.report.data import (
     last_values,
     read_run,
 )
-from canter.functional.statistics import MeanDifference, holm_adjusted, mean_interval, welch_difference
+from canter.functional.statistics import MeanDifference, mean_interval, welch_differences
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,10 @@ def compare_settings(groups: Sequence[Group]) -> SettingsComparison:
         measure = f"last {GOALS[goal].lower()} of training"
     changes = [[differing_settings([base, other]) for other in groups] for base in groups]
     number = max(range(len(groups)), key=lambda i: sum(len(keys) == 1 for keys in changes[i]))
-    others = [
-        GroupScore(group, keys, values, welch_difference(scores[number], values))
-        for group, keys, values in zip(groups, changes[number], scores, strict=True)
-        if group is not groups[number]
-    ]
+    tests = welch_differences(scores[number], {i: scores[i] for i in range(len(groups)) if i != number})
+    others = [GroupScore(groups[i], changes[number][i], scores[i], *tests[i]) for i in tests]
     others.sort(key=lambda other: len(other.changes) != 1)
-    return SettingsComparison(measure, GroupScore(groups[number], {}, scores[number]), _with_adjusted_p(others))
-
-
-def _with_adjusted_p(others: list[GroupScore]) -> list[GroupScore]:
-    tested = [i for i, other in enumerate(others) if other.test is not None]
-    adjusted = holm_adjusted([test.p_value for other in others if (test := other.test) is not None])
-    by_number = dict(zip(tested, adjusted, strict=True))
-    return [replace(other, adjusted_p=by_number.get(i)) for i, other in enumerate(others)]
+    return SettingsComparison(measure, GroupScore(groups[number], {}, scores[number]), others)
 
 
 def format_p(p: float | None) -> str:

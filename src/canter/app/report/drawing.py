@@ -185,6 +185,12 @@ class Axes:
         return self.bottom - np.clip((np.asarray(value) - low) / (high - low), -9, 9) * (self.bottom - self.top)
 
 
+def drawing(width: float, height: float, label: str, *content: Markup | None, class_: str = "chart") -> Markup:
+    """Return a drawing of that size; `label` describes it for readers who cannot see it."""
+    box = f"0 0 {width:g} {height:g}"
+    return element("svg", *content, class_=class_, viewBox=box, role="img", aria_label=label)
+
+
 def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
     """Return a chart of lines over a common x axis; pointing at it shows the values there."""
     lines = [downsample(line) for line in lines if len(line.x)]
@@ -194,17 +200,13 @@ def line_chart(lines: Sequence[Line], frame: Frame) -> Markup:
     prominent = [line for line in lines if not line.faint]
     bands = [_band(line, axes) for line in lines]
     strokes = [_stroke(line, axes) for line in sorted(lines, key=lambda line: not line.faint)]
-    return element(
-        "svg",
+    parts = [
         _grid(axes, frame),
         _clipped([*bands, *strokes], axes),
         _threshold(axes, frame.threshold),
         _readouts(prominent, axes, frame),
-        class_="chart",
-        viewBox=f"0 0 {frame.width:g} {frame.height:g}",
-        role="img",
-        aria_label=_description(prominent, frame),
-    )
+    ]
+    return drawing(frame.width, frame.height, _description(prominent, frame), *parts)
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]], width: float) -> Markup:
@@ -225,8 +227,7 @@ def stacked_bar(parts: Sequence[tuple[str, float]], width: float) -> Markup:
         pieces.append(element("g", tip, rectangle, text if length > 36 else None, class_=f"part {color}"))
         left += length
     shares = ", ".join(f"{label} {value / total:.0%}" for label, value in parts)
-    box = f"0 0 {width:g} {BAR_HEIGHT:g}"
-    return element("svg", *pieces, class_="bar", viewBox=box, role="img", aria_label=f"Shares: {shares}")
+    return drawing(width, BAR_HEIGHT, f"Shares: {shares}", *pieces, class_="bar")
 
 
 def legend(lines: Sequence[Line]) -> Markup:
@@ -319,8 +320,9 @@ def _grid(axes: Axes, frame: Frame) -> Markup:
     return element("g", *parts, class_="grid", aria_hidden="true")
 
 
-def _path(x: np.ndarray, y: np.ndarray) -> str:
-    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
+def points(x: Iterable[float], y: Iterable[float]) -> str:
+    """Return the points of a path, for its attribute `d`."""
+    return " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
 
 
 def _stroke(line: Line, axes: Axes) -> Markup:
@@ -328,15 +330,15 @@ def _stroke(line: Line, axes: Axes) -> Markup:
     y = axes.y(line.y)
     if len(x) == 1:
         return element("circle", cx=float(x[0]), cy=float(y[0]), r=3, class_=f"dot {line.css}")
-    return element("path", d=f"M{_path(x, y)}", class_=f"line {line.css}{' faint' if line.faint else ''}")
+    return element("path", d=f"M{points(x, y)}", class_=f"line {line.css}{' faint' if line.faint else ''}")
 
 
 def _band(line: Line, axes: Axes) -> Markup | None:
     if line.low is None or line.high is None or len(line.x) < 2:
         return None
     x = axes.x(line.x)
-    forward = _path(x, axes.y(line.high))
-    back = _path(x[::-1], axes.y(line.low)[::-1])
+    forward = points(x, axes.y(line.high))
+    back = points(x[::-1], axes.y(line.low)[::-1])
     return element("path", d=f"M{forward} {back}Z", class_=f"band {line.css}")
 
 

@@ -7,10 +7,19 @@ from datetime import datetime
 from pathlib import Path
 
 from canter.app.report import charts, sections
-from canter.app.report.data import AVERAGE, GOALS, Group, RunData, default_threshold, goal_of, group_runs, read_run
+from canter.app.report.data import (
+    AVERAGE,
+    GOALS,
+    Group,
+    RunData,
+    default_threshold,
+    findings_of,
+    goal_of,
+    group_runs,
+    read_run,
+)
 from canter.app.report.differences import compare_settings
 from canter.app.report.drawing import Markup, element, format_si, join
-from canter.app.report.findings import findings_of
 from canter.app.report.sections import section
 from canter.core.registry import UserError
 from canter.core.storage.files import replace_file

@@ -11,7 +11,19 @@ import numpy as np
 
 from canter.app.report.charts import SMALL
 from canter.app.report.data import RETURN, read_run
-from canter.app.report.drawing import Frame, Line, Markup, css_color, element, format_si, join, legend, line_chart
+from canter.app.report.drawing import (
+    Frame,
+    Line,
+    Markup,
+    css_color,
+    drawing,
+    element,
+    format_si,
+    join,
+    legend,
+    line_chart,
+    points,
+)
 from canter.app.report.page import REPORT, document, heading
 from canter.app.report.sections import section, setting, table
 from canter.core.storage.files import replace_file
@@ -36,7 +48,7 @@ def write_population_report(population: Population, outcome: PbtOutcome) -> Path
     best = format_si(outcome.scores[outcome.winner])
     facts = f"{outcome.winner} ends with {best}, the best of {pbt.members}"
     if outcome.fresh is not None:
-        facts += f"; {format_si(outcome.fresh)} in further episodes, which had no part in the choice"
+        facts += f"; {format_si(outcome.fresh)} in further episodes, which were not used for the choice"
     lineage = (
         "A lane for each member: the darker, the higher its score at the end of an interval, ranked among all. A line "
         "between lanes is a copy of weights; bold: the ancestors of the best member."
@@ -92,13 +104,11 @@ def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
     marks.append(_path([x[0], *ends[1:-1], x[-1]], np.repeat([lanes[member] for member in line], 2), 1))
     for place, text in ((x[0], "0"), (x[-1], f"{population.total:,} env steps")):
         marks.append(element("text", text, x=float(place), y=height - 8, class_="mid muted"))
-    box = f"0 0 {WIDTH:g} {height:g}"
-    return element("svg", *marks, class_="chart", viewBox=box, role="img", aria_label="Lineage")
+    return drawing(WIDTH, height, "Lineage", *marks)
 
 
 def _path(x: Iterable[float], y: Iterable[float], color: int) -> Markup:
-    points = " ".join(f"{left:.1f},{top:.1f}" for left, top in zip(x, y, strict=True))
-    return element("path", d=f"M{points}", class_=f"line {css_color(color)}")
+    return element("path", d=f"M{points(x, y)}", class_=f"line {css_color(color)}")
 
 
 def member_curves(population: Population, outcome: PbtOutcome) -> Markup:

@@ -248,19 +248,14 @@ def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
 
 
 def _comparison_row(number: int, group: Group, goal: str, threshold: float | None) -> list[object]:
-    final = None
-    interval = None
-    score = final_score(group, goal)
-    if score is not None:
-        final, low, high = score
-        if low is not None:
-            interval = element("small", f"{format_si(low)} to {format_si(high)}")
+    final, low, high = final_score(group, goal) or (None, None, None)
+    scores = final_scores(group, goal)
     best = [values.max() for run in group.runs if len(values := run.points(goal)[1])]
     row: list[object] = [
         join([key_mark(number), element("b", group.label)]),
         len(group.runs),
-        _final_score_cell(final_scores(group, goal)),
-        join([format_si(final), interval]),
+        mean_cell(_mean(scores), mean_interval(scores)),
+        mean_cell(final, None if low is None else (low, high)),
         format_si(float(max(best)) if best else None),
     ]
     if threshold is not None:
@@ -283,11 +278,10 @@ def _threshold_cells(crossings: Sequence[ThresholdCrossing | None]) -> list[obje
     return [join([format_si(steps[middle]), share]), format_duration(median_seconds)]
 
 
-def _final_score_cell(scores: list[float]) -> Markup:
-    """Return the mean of the final scores with Student's interval; a dash without scores."""
-    interval = mean_interval(scores)
+def mean_cell(mean: float | None, interval: tuple[float | None, float | None] | None) -> Markup:
+    """Return a mean, a dash for None, with its interval below."""
     below = None if interval is None else element("small", " to ".join(map(format_si, interval)))
-    return join([format_si(_mean(scores)), below])
+    return join([format_si(mean), below])
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
@@ -324,10 +318,7 @@ def _changed_setting(score: GroupScore) -> tuple[object, object]:
 
 def _mean_cells(score: GroupScore) -> tuple[object, object]:
     """Return the number of runs and their mean with its interval."""
-    interval = None
-    if score.interval is not None:
-        interval = element("small", " to ".join(map(format_si, score.interval)))
-    return len(score.scores), join([format_si(score.mean), interval])
+    return len(score.scores), mean_cell(score.mean, score.interval)
 
 
 def differences(groups: Sequence[Group]) -> Markup | None:

@@ -17,18 +17,20 @@ from canter.app.report.drawing import (
     Line,
     Markup,
     css_color,
+    drawing,
     element,
     format_si,
     join,
     key_mark,
     legend,
     line_chart,
+    points,
     stacked_bar,
 )
 from canter.app.report.page import REPORT, document, heading
-from canter.app.report.sections import section, setting, table
+from canter.app.report.sections import mean_cell, section, setting, table
 from canter.core.storage.files import replace_file
-from canter.functional.statistics import holm_adjusted, mean_interval, welch_difference
+from canter.functional.statistics import mean_interval, welch_differences
 from canter.runs.metrics import METRICS
 
 if TYPE_CHECKING:  # experiments write reports
@@ -51,7 +53,7 @@ def write_search_report(search: Search, outcome: Outcome) -> Path:
         f"{format_si(outcome.corrected)} corrected for the choice among {len(outcome.scores)}."
     )
     finalists = (
-        "Final scores on fresh seeds, which had no part in the search, with Student's 95 % interval, and the "
+        "Final scores on fresh seeds, which the search did not use, with Student's 95 % interval, and the "
         "difference from the base settings (Welch's t-test, p by Holm). The mean on the seeds of the search is "
         "optimistic, since finalists were chosen by it."
     )
@@ -85,14 +87,10 @@ def colors(outcome: Outcome) -> dict[str, int]:
 def finalist_table(search: Search, outcome: Outcome) -> Markup:
     """Return a table of the finalists: settings, and scores on old and fresh seeds."""
     base = outcome.scores["base"]
-    tests = {name: welch_difference(base, own) for name, own in outcome.scores.items() if name != "base"}
-    known = [name for name, test in tests.items() if test is not None]
-    adjusted = dict(zip(known, holm_adjusted([test.p_value for test in tests.values() if test]), strict=True))
+    tests = welch_differences(base, {name: own for name, own in outcome.scores.items() if name != "base"})
     rows: list[list[object]] = []
     for name, own in outcome.scores.items():
-        test = tests.get(name)
-        interval = mean_interval(own)
-        spread = None if interval is None else element("small", " to ".join(map(format_si, interval)))
+        test, adjusted_p = tests.get(name, (None, None))
         difference = "" if test is None else f"{test.difference:+.4g} ({test.low:+.4g} to {test.high:+.4g})"
         old = search.search_scores(name)
         label = element("b", name, " (winner)" if name == outcome.winner else "")
@@ -100,9 +98,9 @@ def finalist_table(search: Search, outcome: Outcome) -> Markup:
         rows.append(
             [
                 join([key_mark(colors(outcome)[name]), label, element("small", texts) if texts else None]),
-                format_si(float(np.mean(own))) if not spread else join([format_si(float(np.mean(own))), spread]),
+                mean_cell(float(np.mean(own)), mean_interval(own)),
                 difference,
-                format_p(adjusted.get(name)),
+                format_p(adjusted_p),
                 f"{format_si(float(np.mean(old)))} ({len(old)})" if old else "",
             ]
         )
@@ -168,7 +166,7 @@ def coordinates(search: Search, outcome: Outcome) -> Markup | None:
         texts = search.study.trials[number]
         shares = [part.position(texts[part.key]) for part in search.dimensions]
         y = HEIGHT - TOP - np.array([*shares, (score - low) / span]) * (HEIGHT - 2 * TOP)
-        path = "M" + " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+        path = f"M{points(x, y)}"
         color = colors(outcome).get(f"trial-{number:03}")
         look = "c6 faint" if color is None else css_color(color)
         tip = element("title", f"trial-{number:03}: {format_si(score)}; {', '.join(texts.values())}")
@@ -181,8 +179,7 @@ def coordinates(search: Search, outcome: Outcome) -> Markup | None:
         for text, height in ((name, TOP - 20), (top, TOP - 6), (bottom, HEIGHT - TOP + 15)):
             axes.append(element("text", text, x=left, y=height, class_="mid"))
     grid = element("g", *axes, class_="grid")
-    box = f"0 0 {WIDTH:g} {HEIGHT:g}"
-    return element("svg", grid, *faint, *bold, class_="chart", viewBox=box, role="img", aria_label="Settings and score")
+    return drawing(WIDTH, HEIGHT, "Settings and score", grid, *faint, *bold)
 
 
 def axis_ends(spec: str) -> tuple[str, str]:
