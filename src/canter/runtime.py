@@ -1,6 +1,6 @@
 """Run an exported policy with NumPy alone: `policy.npz`, written by `canter export RUN --to numpy`.
 
-This file imports nothing of Canter and no torch, so it can be copied beside the policy:
+This file imports nothing of Canter and no torch, so it can be copied next to the policy:
 
     policy = Policy("policy.npz")
     policy.reset()                      # at the start of an episode
@@ -81,7 +81,7 @@ class Policy:
     """A deterministic policy with its recurrent state, for one robot."""
 
     contract: dict[str, Any]
-    """What the numbers mean: the content of `policy.contract.yaml`."""
+    """Meaning of the numbers: the content of `policy.contract.yaml`."""
     state: list[Array]
     """Parts of the recurrent state; empty for a feed-forward policy."""
 
@@ -127,12 +127,12 @@ class Policy:
     def command(self, action: Array) -> Array:
         """Return the command `[A]` of an action, as the simulator made it: clipped, scaled and shifted.
 
-        Raise ValueError if the contract does not know the action's scaling.
+        Raise ValueError if the contract does not declare the action's scaling.
         """
         declared = self.contract["action"]
         terms = declared["terms"]
         if terms == UNKNOWN or any(term[key] == UNKNOWN for term in terms for key in SCALING):
-            raise ValueError("the contract does not know scale, offset and bounds of the action")
+            raise ValueError("the contract does not declare scale, offset and bounds of the action")
         scale, offset, low, high = (
             np.concatenate([np.resize(np.array(term[key], np.float32), term["size"]) for term in terms])
             for key in SCALING

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from canter.core import distributed
+from canter.core.struct import tree_copy_, tree_map
 from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.nn.schedules import AdaptiveKL, Constant, Linear
 
@@ -73,11 +74,11 @@ def test_a_blocked_step_changes_nothing_not_even_the_moments():
     optimizer = make(layers, OptimizerConfig())
     step(optimizer, loss_of(layers, x), NEVER)
     before = [p.detach().clone() for layer in layers for p in layer.parameters()]
-    state = optimizer.state_dict()["model"]
+    state = tree_map(torch.clone, optimizer.state_tensors()["model"])
     step(optimizer, loss_of(layers, x), torch.tensor(True))
     for old, layer_parameter in zip(before, [p for layer in layers for p in layer.parameters()], strict=True):
         assert torch.equal(old, layer_parameter)
-    for name, value in optimizer.state_dict()["model"].items():
+    for name, value in optimizer.state_tensors()["model"].items():
         assert torch.equal(value, state[name]), name
 
 
@@ -153,7 +154,7 @@ def test_a_restored_optimizer_continues_bit_for_bit():
     address = restored.groups["model"].learning_rate.data_ptr()
     for layer, source in zip(copy, layers, strict=True):
         layer.load_state_dict(source.state_dict())
-    restored.load_state_dict(optimizer.state_dict())
+    tree_copy_(restored.state_tensors(), optimizer.state_tensors())
     assert restored.groups["model"].learning_rate.data_ptr() == address
     for pair in ((optimizer, layers), (restored, copy)):
         pair[0].observe_(torch.tensor(1e-3), "minibatch")

@@ -218,5 +218,5 @@ def test_commands_of_an_undeclared_action_are_refused(policy, tmp_path):
     loaded = Policy(tmp_path / "best.npz")
     np.testing.assert_allclose(loaded.command(np.full(12, 9.0)), command_of(np.full(12, 9.0)), atol=1e-6)
     loaded.contract["action"]["terms"][0]["scale"] = "unknown"
-    with pytest.raises(ValueError, match="does not know scale, offset and bounds"):
+    with pytest.raises(ValueError, match="does not declare scale, offset and bounds"):
         loaded.command(np.zeros(12))

@@ -5,7 +5,7 @@ import math
 import torch
 
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
-from canter.play.agents import AGENTS, zero_actions
+from canter.play.player import AGENTS, zero_actions
 
 
 def spec_of(action, num_envs=3):

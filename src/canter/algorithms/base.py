@@ -55,6 +55,8 @@ class Algorithm(Protocol[RecordT]):
     afterwards."""
     multithreaded_update: bool = False
     """Use several CPU threads for the update of wide networks, however short the rollouts."""
+    progress: Any = None
+    """Completed fraction of the run, 0-d on the device; None for an algorithm without schedules."""
     streams: tuple[str, ...] = ()
     """Attributes that are random streams (`torch.Generator`); their states are saved under these
     names."""
@@ -111,6 +113,8 @@ class Algorithm(Protocol[RecordT]):
         Between two rows of the log it is a 0-d tensor on the device, since the host has not read
         it.
         """
+        if self.progress is not None:
+            self.progress.fill_(fraction)
 
     def about(self) -> dict[str, Any]:
         """Return decisions of the constructor, such as the engine, as plain data for `run.json`."""

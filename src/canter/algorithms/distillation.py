@@ -272,8 +272,8 @@ class Distillation(Algorithm[DistillationRecord]):
         return LossOutput(loss, metrics)
 
     def set_progress(self, fraction: float | Tensor) -> None:
-        """Set the completed fraction of the run, 0..1."""
-        self.progress.fill_(fraction)
+        """Set the completed fraction of the run, 0..1, and the share of the teacher's actions."""
+        super().set_progress(fraction)
         self.config.mixture.set_(self.mixture, self.progress)
 
     def about(self) -> dict[str, Any]:

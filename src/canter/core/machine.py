@@ -14,7 +14,7 @@ from typing import Any
 from canter import __version__
 
 PACKAGES = ("torch", "numpy", "gymnasium", "safetensors", "mujoco", "envpool")
-"""Packages whose versions are recorded if they are installed, besides Canter's own."""
+"""Packages whose versions are recorded if they are installed, in addition to Canter's own."""
 
 
 @contextmanager

@@ -142,15 +142,15 @@ class LossOutput:
         return UpdateResult(metrics, None if self.kl is None else self.kl.detach())
 
 
+@dataclass
 class LossGradients:
     """Gradients of any loss by autograd, for a phase of an update.
 
     `loss` takes a minibatch `[L, B, ...]`.
     """
 
-    def __init__(self, loss: Callable[[Any], LossOutput], optimizer: Optimizer) -> None:
-        self.loss = loss
-        self.optimizer = optimizer
+    loss: Callable[[Any], LossOutput]
+    optimizer: Optimizer
 
     def begin(self, batch: TensorStruct) -> TensorStruct:
         """Return the samples as they are."""

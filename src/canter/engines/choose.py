@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar, overload
 
 from canter.core.registry import UserError
@@ -21,16 +22,9 @@ EngineName = Literal["auto", "autograd", "plain", "native", "triton", "triton_la
 E = TypeVar("E", covariant=True)
 
 
-def _networks_engine() -> Any:
-    from canter.engines.triton.engine import NetworksEngine
-
-    return NetworksEngine
-
-
-def _layers_engine() -> Any:
-    from canter.engines.triton.engine import LayersEngine
-
-    return LayersEngine
+def _triton_engines() -> Any:
+    """Import the engines in Triton, which may not be installed."""
+    return import_module("canter.engines.triton.engine")
 
 
 @dataclass(frozen=True)
@@ -47,11 +41,10 @@ class Candidate:
 CANDIDATES = (
     Candidate("native", PPOLoss, "cpu", lambda: NativeEngine),
     Candidate("native", SACLoss, "cpu", lambda: NativeSACEngine),
-    Candidate("triton", PPOLoss, "cuda", _networks_engine),
-    Candidate("triton_layers", PPOLoss, "cuda", _layers_engine),
+    Candidate("triton", PPOLoss, "cuda", lambda: _triton_engines().NetworksEngine),
+    Candidate("triton_layers", PPOLoss, "cuda", lambda: _triton_engines().LayersEngine),
 )
 """Engines that are tried before the definition, the fastest first."""
-ALGORITHMS: dict[type, str] = {PPOLoss: "ppo", SACLoss: "sac"}
 
 
 @dataclass(frozen=True)
@@ -97,14 +90,10 @@ def choose(loss: Any, model: Any, optimizer: Any, requested: EngineName = "auto"
             return Choice(candidate.load()(loss, model, optimizer), candidate.name, unsupported)
         unsupported[candidate.name] = reason
     if requested not in ("auto", "autograd", "plain"):
-        reason = unsupported.get(requested, f"it does not support {_algorithm(loss)}")
+        reason = unsupported.get(requested, f"it does not support {type(loss).__name__.removesuffix('Loss').lower()}")
         raise UserError(f"execution.engine={requested} cannot be used here: {reason}; use auto or autograd")
     definition = AutogradEngine(loss, model, optimizer) if isinstance(loss, PPOLoss) else None
     return Choice(definition, "plain" if requested == "plain" else "autograd", unsupported)
-
-
-def _algorithm(loss: PPOLoss | SACLoss) -> str:
-    return next(name for kind, name in ALGORITHMS.items() if isinstance(loss, kind))
 
 
 def _device_of(model: ActorCritic | SACModel) -> str:

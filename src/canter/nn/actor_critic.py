@@ -254,18 +254,18 @@ class ActorCritic(nn.Module):
             self.critic.network.update_statistics(obs, valid)
 
 
+@dataclass(eq=False, repr=False)
 class Policy:
     """Inference view of an actor, for players, evaluation and export."""
+
+    actor: Actor
+    distribution: Distribution
+    config: ModelConfig
+    spec: EnvSpec
 
     def __repr__(self) -> str:
         groups = ", ".join(f"{name} {list(self.spec.obs[name].shape)}" for name in self.actor.network.groups)
         return f"Policy({self.spec.env_id}: {groups} -> {type(self.distribution).__name__})"
-
-    def __init__(self, actor: Actor, distribution: Distribution, config: ModelConfig, spec: EnvSpec) -> None:
-        self.actor = actor
-        self.distribution = distribution
-        self.config = config
-        self.spec = spec
 
     def initial_state(self, num_envs: int) -> State:
         """Return the recurrent state at the start of an episode; `()` for feed-forward policies."""
@@ -332,13 +332,13 @@ class Policy:
         return [*self.actor.network.groups, *[ACTION_MASK] * self.actor.masked]
 
 
+@dataclass(eq=False)
 class ValueFunction:
     """Inference view of a critic."""
 
-    def __init__(self, critic: Critic, config: ModelConfig, spec: EnvSpec) -> None:
-        self.critic = critic
-        self.config = config
-        self.spec = spec
+    critic: Critic
+    config: ModelConfig
+    spec: EnvSpec
 
     def initial_state(self, num_envs: int) -> State:
         """Return the recurrent state at the start of an episode; `()` for feed-forward critics."""

@@ -54,8 +54,7 @@ class CNNConfig:
                 f"layers={self.layers} must be (channels, kernel, stride), each at least 1, with an optional padding"
             )
         check_range(self, "must be at least 1", "features")
-        if any(depth < 1 for depth in self.depths):
-            raise UserError(f"depths={self.depths} must be numbers of channels, each at least 1")
+        check_range(self, "must be widths of at least 1", "depths")
         if self.kind == "impala" and self.sequences:
             raise UserError("kind=impala reads images: set sequences=false or kind=convolutions")
 

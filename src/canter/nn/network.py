@@ -133,7 +133,19 @@ def select_groups(names: tuple[str, ...] | None, obs: dict[str, TensorSpec], rol
     return {name: usable[name] for name in names}
 
 
-class Network(nn.Module):
+class _ObsNetwork(nn.Module):
+    """A network with a normalizer for each observation group."""
+
+    groups: tuple[str, ...]
+    normalizers: nn.ModuleList
+
+    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
+        """Add the valid samples `[T, N, ...]` to the statistics of the normalizers."""
+        for name, normalizer in zip(self.groups, self.normalizers, strict=True):
+            cast(AnyNormalizer, normalizer).update(obs[name], valid)
+
+
+class Network(_ObsNetwork):
     """Normalises and encodes its observation groups and returns features `[L, B, features]`."""
 
     def __init__(self, config: NetworkConfig, groups: dict[str, TensorSpec]) -> None:
@@ -220,11 +232,6 @@ class Network(nn.Module):
         """Return the state at the start of an episode; `()` for feed-forward networks."""
         return self.memory.initial_state(num_envs)
 
-    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
-        """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
-        for name, normalizer in zip(self.groups, self.normalizers, strict=True):
-            cast(AnyNormalizer, normalizer).update(obs[name], valid)
-
 
 @networks.register("module")
 @dataclass(frozen=True, kw_only=True)
@@ -250,7 +257,7 @@ class ModuleConfig:
         return ModuleNetwork(self, select_groups(self.obs_groups, obs, role))
 
 
-class ModuleNetwork(nn.Module):
+class ModuleNetwork(_ObsNetwork):
     """A module `[B, inputs] -> [B, features]`, or `[B, *shape] -> [B, features]` of one image, as a network."""
 
     def __init__(self, config: ModuleConfig, groups: dict[str, TensorSpec]) -> None:
@@ -287,11 +294,6 @@ class ModuleNetwork(nn.Module):
     def initial_state(self, num_envs: int) -> State:
         """Return `()`: the network is feed-forward."""
         return ()
-
-    def update_statistics(self, obs: Obs, valid: Tensor) -> None:
-        """Update the observation statistics with the valid samples of `obs` `[T, N, ...]`."""
-        for name, normalizer in zip(self.groups, self.normalizers, strict=True):
-            cast(AnyNormalizer, normalizer).update(obs[name], valid)
 
 
 _modules: dict[str, Callable[..., nn.Module]] = {}

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range
-from canter.core.registry import UserError
 from canter.functional.statistics import moments, standardize, update_moments_
 
 
@@ -32,9 +31,7 @@ class NormalizerConfig:
 
     def __post_init__(self) -> None:
         """Raise UserError for a value outside its range."""
-        for name in ("eps", "prior_count"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise UserError(f"{name}={getattr(self, name)} must be finite and not negative")
+        check_range(self, "must be finite and not negative", "eps", "prior_count")
         check_range(self, "must be above 0", "clip")
 
     def build(self, shape: tuple[int, ...] = ()) -> Normalizer:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from canter.core import distributed
 from canter.core.plain import check_range
 from canter.core.registry import UserError
-from canter.core.struct import tree_copy_, tree_map
 from canter.functional.optimization import AdamGroup, adam_rows_, adam_step_
 from canter.nn.actor_critic import Policy
 from canter.nn.schedules import AnySchedule, Constant, Event, Linear, StepAt
@@ -163,14 +162,6 @@ class Optimizer:
     def state_tensors(self) -> dict[str, dict[str, Tensor]]:
         """Return moments, step count and learning rate of each group; the tensors themselves."""
         return {name: group.state() for name, group in self.groups.items()}
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return copies of the state tensors."""
-        return tree_map(torch.clone, self.state_tensors())
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the state in place; tensors keep their addresses."""
-        tree_copy_(self.state_tensors(), state)
 
 
 class MemberOptimizer:

@@ -25,7 +25,7 @@ from torch import Tensor
 from canter.core.machine import describe_versions
 from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import UserError
-from canter.core.storage.files import read_untrusted, replace_file
+from canter.core.storage.files import Corrupt, read_untrusted, replace_file
 from canter.core.storage.tree import Malformed, parse_json, parse_tensors
 from canter.core.storage.validity import check_finite, spec_to_plain
 
@@ -43,13 +43,10 @@ FINAL_ACTOR = "final_actor.safetensors"
 FINAL_CRITIC = "final_critic.safetensors"
 
 
-class PolicyFileCorrupt(UserError):
+class PolicyFileCorrupt(Corrupt):
     """Raised for a file at `path` that is no policy or was changed; `reason` is the error."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"policy {path} cannot be used: {reason}")
-        self.path = path
-        self.reason = reason
+    kind = "policy"
 
 
 class NoPolicy(UserError):

@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -169,20 +170,20 @@ def _list(values: Iterable[Any]) -> str:
 # One step
 
 
+@dataclass
 class _Writer:
     """Writes the body of `policy_step_of`: a vector moves between two buffers."""
 
-    def __init__(self, program: Program, weights: Weights) -> None:
-        self.program = program
-        self.weights: Weights = weights
-        self.constants: list[str] = []
-        self.body: list[str] = []
-        self.size = 0
-        self.widest = 1
-        self.gates = 1
-        self.saved: dict[int, int] = {}
-        self.here = "m->a"
-        self.there = "m->b"
+    program: Program
+    weights: Weights
+    constants: list[str] = field(default_factory=list)
+    body: list[str] = field(default_factory=list)
+    size: int = 0
+    widest: int = 1
+    gates: int = 1
+    saved: dict[int, int] = field(default_factory=dict)
+    here: str = "m->a"
+    there: str = "m->b"
 
     def swap(self, size: int) -> None:
         """Continue with the vector in the other buffer."""

@@ -133,6 +133,7 @@ class VideoCallback:
         """Do nothing: every video closes its environment."""
 
 
+@dataclass
 class HallOfFameCallback:
     """Enters the best policy by long-run average into the hall of fame during the run.
 
@@ -140,12 +141,11 @@ class HallOfFameCallback:
     written with the checkpoint before.
     """
 
-    def __init__(self, env: EnvConfig, seed: int, folder: Path) -> None:
-        self.env = env
-        self.seed = seed
-        self.folder = folder
-        self.entered = -math.inf
-        self.ci = 0.0
+    env: EnvConfig
+    seed: int
+    folder: Path
+    entered: float = -math.inf
+    ci: float = 0.0
 
     def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
         """Enter the stored policy if a checkpoint is due; return no metrics."""

@@ -1,6 +1,6 @@
 """The contract of a policy: what a program that runs it must know about observations and actions.
 
-Plain data, written as YAML beside an export: terms with names, units and scaling as far as the
+Plain data, written as YAML next to an export: terms with names, units and scaling as far as the
 environment declares them, normalisation, recurrent state, action bounds, and test vectors. A value
 that nothing declared is "unknown".
 """
@@ -147,7 +147,7 @@ def write_contract(path: Path, contract: dict[str, Any]) -> None:
 
 
 def contract_file(export: Path) -> Path:
-    """Return the file of the contract beside an exported policy."""
+    """Return the file of the contract next to an exported policy."""
     return export.with_suffix(".contract.yaml")
 
 
@@ -167,7 +167,7 @@ def read_contract(path: str | Path) -> dict[str, Any]:
 def compare_contracts(contract: dict[str, Any], here: Interface) -> list[str]:
     """Return the differences between a contract and the interface of a robot or simulator.
 
-    A part that one of them does not know is a difference too: it cannot be verified.
+    A part that one of them does not declare is a difference too: it cannot be verified.
     """
     declared = here.to_plain()
     saved: dict[str, Any] = {name: contract[name] for name in ("control_period", "decimation", "joints")}

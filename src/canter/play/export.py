@@ -3,7 +3,7 @@
 The deterministic policy is exported, from raw observations to the action that the environment
 receives: normalizers, networks, recurrent state, action masks and the mapping to the action bounds.
 Every file is loaded and compared with the policy before it is kept. The policy's contract is
-written beside it.
+written next to it.
 
 NOTE: a hostile `.pt2` file can make `torch.export.load` run any code (torch 2.13), so load only
 files that you trust. An ONNX file contains a graph and numbers, no code.

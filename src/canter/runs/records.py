@@ -33,7 +33,7 @@ HALL = "hall_of_fame"
 """Folder of the best policies, next to the runs."""
 
 Outcome = Literal["finished", "stopped", "failed"]
-"""`finished`: the budget is used up or an end condition is met; `stopped`: by a signal or the
+"""`finished`: the budget is used up or an end condition holds; `stopped`: by a signal or the
 caller; `failed`: by an error."""
 Status = Literal["running", "finished", "stopped", "failed", "interrupted", "unknown"]
 """`interrupted`: the process died without writing its outcome, by `kill -9` or with the machine."""

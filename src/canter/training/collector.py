@@ -167,7 +167,7 @@ class Collector:
         """Restart all episodes."""
         self.watchdog.begin()
         if distributed.rank() and not seeds_by_row(self.env):
-            # Ranks must not all play the same episodes, and this environment does not know its
+            # Ranks must not all play the same episodes, and this environment ignores its
             # rank.
             draws = np.random.SeedSequence(seed, spawn_key=(distributed.rank(),)).generate_state(1, np.uint64)
             seed = int(draws[0]) >> 1

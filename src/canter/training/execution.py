@@ -7,7 +7,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
 
@@ -87,10 +87,6 @@ WARM_UP = 2
 """Iterations run eagerly before a capture; they train, allocate, load kernels and fill caches."""
 
 
-def _do_nothing(metrics: Metrics) -> None:
-    pass
-
-
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
     """How computations run: mode, engine, precision, threads. Results differ by rounding only."""
@@ -129,7 +125,10 @@ class ExecutionConfig:
         return lines
 
     def prepare(
-        self, collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None] = _do_nothing
+        self,
+        collector: Collector,
+        algorithm: Algorithm[Any],
+        after_update: Callable[[Metrics], None] = lambda metrics: None,
     ) -> Programs:
         """Return both halves of an iteration; the second ends with `after_update(metrics)`."""
         on_gpu = collector.env.spec.device.type == "cuda"
@@ -168,9 +167,7 @@ def _update(algorithm: Algorithm[Any], after_update: Callable[[Metrics], None], 
     return metrics
 
 
-def capture(
-    collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None] = _do_nothing
-) -> Programs:
+def capture(collector: Collector, algorithm: Algorithm[Any], after_update: Callable[[Metrics], None]) -> Programs:
     """Return graphs of the update and of the collection, or of the policy alone."""
     generators = algorithm.generators()
     env = collector.env
@@ -198,13 +195,13 @@ def _compile_kernels(collector: Collector, algorithm: Algorithm[Any]) -> None:
     compile_ahead([act, partial(algorithm.update, rollout)], algorithm.generators())
 
 
+@dataclass
 class GraphPerStage:
     """One graph for each stage of the algorithm, made when the stage is first entered."""
 
-    def __init__(self, algorithm: Algorithm[Any], make: Callable[[], Callable[..., Any]]) -> None:
-        self.algorithm = algorithm
-        self.make = make
-        self.graphs: dict[Hashable, Callable[..., Any]] = {}
+    algorithm: Algorithm[Any]
+    make: Callable[[], Callable[..., Any]]
+    graphs: dict[Hashable, Callable[..., Any]] = field(default_factory=dict)
 
     def __call__(self, *inputs: Any) -> Any:
         """Run the graph of the current stage."""
@@ -214,6 +211,7 @@ class GraphPerStage:
         return self.graphs[stage](*inputs)
 
 
+@dataclass
 class Graph:
     """A function over tensors at fixed addresses, captured and replayed after a few eager runs.
 
@@ -222,14 +220,13 @@ class Graph:
     do not depend on the graph.
     """
 
-    def __init__(self, function: Callable[[], Any], generators: list[torch.Generator], what: str) -> None:
-        self.function = function
-        self.generators = generators
-        self.what = what
-        self.calls = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.output: Any = None
-        self.stream = torch.cuda.Stream()
+    function: Callable[[], Any]
+    generators: list[torch.Generator]
+    what: str
+    calls: int = 0
+    graph: torch.cuda.CUDAGraph | None = None
+    output: Any = None
+    stream: torch.cuda.Stream = field(default_factory=torch.cuda.Stream)
 
     def __call__(self) -> Any:
         """Run eagerly at first, then capture, then replay."""

@@ -21,6 +21,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Self
 
@@ -113,34 +114,23 @@ class StopSignals:
         self._previous = {}
 
 
+@dataclass
 class Guard:
-    """Keeps the state of a run safe while it trains.
+    """Keeps the state of a run safe while it trains."""
 
-    `write_last_row` writes a row about the iterations that are not in the log yet; it is called
-    before a rescue.
-    """
-
-    def __init__(
-        self,
-        state: TrainState,
-        progress: RunProgress,
-        rollback: Rollback,
-        folder: RunFolder | DistributedRunFolder | NullRunFolder,
-        spec: EnvSpec,
-        write_last_row: Callable[[], None],
-    ) -> None:
-        self.state = state
-        self.progress = progress
-        self.rollback = rollback
-        self.folder = folder
-        self.spec = spec
-        self.write_last_row = write_last_row
-        self.signals = StopSignals()
-        self.stop_signal: signal.Signals | None = None
-        """The signal that stops the run after this iteration, on whichever rank it arrived."""
-        self.uncommitted = False
-        """An iteration was started and is not committed yet."""
-        self._has_explained_metrics = False
+    state: TrainState
+    progress: RunProgress
+    rollback: Rollback
+    folder: RunFolder | DistributedRunFolder | NullRunFolder
+    spec: EnvSpec
+    write_last_row: Callable[[], None]
+    """Writes a row about the iterations that are not in the log yet; called before a rescue."""
+    signals: StopSignals = field(default_factory=StopSignals, init=False)
+    stop_signal: signal.Signals | None = field(default=None, init=False)
+    """The signal that stops the run after this iteration, on whichever rank it arrived."""
+    uncommitted: bool = field(default=False, init=False)
+    """An iteration was started and is not committed yet."""
+    _has_explained_metrics: bool = field(default=False, init=False)
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -209,7 +199,7 @@ class Guard:
     def _rescue(self, error: Exception) -> None:
         """Save the last good state and add that to the error; raise RunFailed for failed runs."""
         if distributed.world_size() > 1 and not isinstance(error, RankFailed):
-            error.add_note("Training state since the last checkpoint is lost")  # the other ranks do not know of it
+            error.add_note("Training state since the last checkpoint is lost")  # the other ranks have no such error
             return
         if self.uncommitted:
             saved = self._save_last_good(error)

@@ -41,7 +41,7 @@ class MemberLogs:
         member-003/policies/        its policy, usable alone
 
     `settings` are the texts of `config.yaml`. The return is the mean of at least the last 100 episodes,
-    as far as there are so many.
+    or of all while there are fewer.
     """
 
     def __init__(self, folder: Path, settings: Sequence[str], recent_episodes: int) -> None:
@@ -51,11 +51,11 @@ class MemberLogs:
         self.logs = [MetricsLog(path / METRICS) for path in self.folders]
         self.totals: deque[tuple[list[float], list[float]]] = deque()
         """Sums and numbers of returns at earlier rows, the oldest first."""
-        self.begun = False
+        self.started = False
 
     def __call__(self, trainer: Any, report: Report) -> dict[str, float]:
         """Write the rows of all members; return the best and the worst mean return."""
-        if not self.begun:
+        if not self.started:
             self._begin(report.iteration)
         population: Population = trainer.algorithm
         rows = population.member_rows()
@@ -74,7 +74,7 @@ class MemberLogs:
 
     def _begin(self, iteration: int) -> None:
         """Write the settings, and remove rows that are about to be repeated."""
-        self.begun = True
+        self.started = True
         for path, text, log in zip(self.folders, self.settings, self.logs, strict=True):
             path.mkdir(parents=True, exist_ok=True)
             replace_file(path / CONFIG, text.encode())

@@ -313,18 +313,10 @@ class Trainer:
             raise RunStopped(stopped_by, self.progress.env_steps)
 
 
-def train(
-    config: RunConfig,
-    on_iteration: Callable[..., Any] = ignore,
-    *,
-    callbacks: Sequence[Callback] = (),
-    env: Env | None = None,
-    folder: RunFolder | None = None,
-    writers: Sequence[MetricWriter] = (),
-) -> Algorithm[Any]:
-    """Train to the end of the run and return the algorithm; takes `Trainer`'s arguments.
+def train(config: RunConfig, on_iteration: Callable[..., Any] = ignore, **options: Any) -> Algorithm[Any]:
+    """Train to the end of the run and return the algorithm; `options` are further arguments of `Trainer`.
 
     SIGINT or SIGTERM stops training after the iteration, saves the state and raises `RunStopped`.
     """
-    with Trainer(config, on_iteration, callbacks=callbacks, env=env, folder=folder, writers=writers) as trainer:
+    with Trainer(config, on_iteration, **options) as trainer:
         return trainer.learn()

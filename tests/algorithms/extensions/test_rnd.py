@@ -267,7 +267,8 @@ class TestBonusValue:
                         break
                 expected[t, n] = total
         torch.testing.assert_close(targets.bonus_return.double(), expected + values[:-1], rtol=1e-5, atol=1e-6)
-        plain = AdvantageEstimator(algorithm.model, algorithm.objective, 2, 1)
+        state = algorithm.model.critic.network.initial_state(2)
+        plain = AdvantageEstimator(algorithm.model, algorithm.objective, state, 1)
         plain.engine = algorithm.estimator.engine
         total = plain(rollout).advantage + 0.5 * expected
         torch.testing.assert_close(targets.advantage.double(), total, rtol=1e-5, atol=1e-5)

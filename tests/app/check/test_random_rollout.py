@@ -16,7 +16,7 @@ from canter.core.specs import (
 )
 from canter.envs.contract import check_obs, check_step
 from canter.envs.tensor import CartPole
-from canter.play.agents import random_actions
+from canter.play.player import random_actions
 
 INF = float("inf")
 

@@ -15,8 +15,8 @@ from canter.config.presets import preset_for
 from canter.core.specs import reset_is_clean
 from canter.envs import EnvConfig
 from canter.envs.tensor import tensor_envs
-from canter.play.agents import random_actions
 from canter.play.evaluation import evaluate
+from canter.play.player import random_actions
 from canter.training.trainer import train
 
 

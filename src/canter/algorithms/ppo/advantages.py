@@ -14,7 +14,7 @@ T steps, N environments, L sequence length (1 for feed-forward critics).
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -181,30 +181,21 @@ class ValueTargets(TensorStruct):
     bonus_return: Tensor | None = None
 
 
+@dataclass
 class AdvantageEstimator:
     """Evaluates rollouts with the critic and carries its recurrent state to the next rollout."""
 
-    engine: Engine
+    engine: Engine = field(init=False)
     """Computes the values; set by `PPO.use_engine`."""
-
-    def __init__(
-        self,
-        model: ActorCritic,
-        objective: Objective,
-        num_envs: int,
-        sequence_length: int,
-        bootstrap: bool = True,
-        bonus: BonusValueConfig | None = None,
-        recurrence: Recurrence = "exact",
-    ) -> None:
-        self.model = model
-        self.objective = objective
-        self.sequence_length = sequence_length
-        self.bootstrap = bootstrap
-        """Bootstrap the value of truncated episodes; otherwise they count as terminated."""
-        self.bonus = bonus
-        self.recurrence: Recurrence = recurrence
-        self.state = model.critic.network.initial_state(num_envs)
+    model: ActorCritic
+    objective: Objective
+    state: State
+    """Recurrent state of the critic at the start of the next rollout."""
+    sequence_length: int
+    bootstrap: bool = True
+    """Bootstrap the value of truncated episodes; otherwise they count as terminated."""
+    bonus: BonusValueConfig | None = None
+    recurrence: Recurrence = "exact"
 
     def __call__(self, rollout: Rollout[Any]) -> ValueTargets:
         """Return values, advantages and returns by the critic as it is now; nothing is updated."""

@@ -2,7 +2,7 @@
 
 The members have one architecture and stacked tensors `[P, ...]`; each has its own environments,
 random streams, learning rate and further settings (`MemberConfig`). PPO itself is not written again:
-one PPO without tensors of its own computes for all members at once, under `torch.vmap`. So a launch
+one PPO, which holds no tensors itself, computes for all members at once, under `torch.vmap`. So a launch
 on a GPU, or a call on a CPU, serves all of them, and a population of one is a single run.
 
 P members, N environments of each, T steps, S = T * N samples of a member, B in a minibatch.
@@ -64,7 +64,7 @@ class MemberModules(nn.Module):
 
 @dataclass
 class MemberPhase(Phase[PPOBatch]):
-    """A phase over the samples of all members, `[P, 1, S, ...]`, each in an order of its own."""
+    """A phase over the samples of all members, `[P, 1, S, ...]`, each in its own order."""
 
     generators: Sequence[torch.Generator] = field(default_factory=list)
 
@@ -156,7 +156,7 @@ class PopulationPPO(Algorithm[PPORecord]):
             raise UserError(f"execution.engine={name}: a population has no engines; use auto")
 
     def prepare_env(self, env: Env) -> None:
-        """Give each member's environments a random stream of their own."""
+        """Give each member's environments their own random stream."""
         if not isinstance(env, TensorEnv):
             raise UserError(
                 f"{env.spec.env_id}: a population needs a plain tensor environment, such as tensor:cartpole"
@@ -305,10 +305,6 @@ class PopulationPPO(Algorithm[PPORecord]):
         rows = self.latest | dict(zip(("episode_returns", "episodes"), self.ended.unbind(), strict=True))
         values = torch.stack([value.double() for value in rows.values()]).tolist()
         return dict(zip(rows, values, strict=True))
-
-    def set_progress(self, fraction: float | Tensor) -> None:
-        """Set the completed fraction of the run, 0..1."""
-        self.progress.fill_(fraction)
 
     def about(self) -> dict[str, Any]:
         """Return the number of members and the engine."""

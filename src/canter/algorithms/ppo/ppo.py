@@ -76,7 +76,7 @@ class PPO(Algorithm[PPORecord]):
         self.estimator = AdvantageEstimator(
             self.model,
             self.objective,
-            spec.num_envs,
+            self.model.critic.network.initial_state(spec.num_envs),
             self.sequence_length,
             bootstrap=config.bootstrap_truncated,
             bonus=config.bonus_value,
@@ -326,10 +326,6 @@ class PPO(Algorithm[PPORecord]):
     def policy_terms(self, batch: PPOBatch, params: Tensor) -> Metrics:
         """Return the policy's terms of a minibatch, `[L, B]` each; a subclass may change them."""
         return policy_terms(self.losses["policy"], self.distribution, batch, params)
-
-    def set_progress(self, fraction: float | Tensor) -> None:
-        """Set the completed fraction of the run, 0..1."""
-        self.progress.fill_(fraction)
 
     def about(self) -> dict[str, Any]:
         """Return the engine of each phase, and why faster ones were not chosen."""

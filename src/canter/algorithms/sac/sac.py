@@ -195,10 +195,6 @@ class SAC(Algorithm[SACRecord]):
         copies = torch.stack(list(self.learner.metrics.values())).unbind()  # by one call
         return metrics | dict(zip(self.learner.metrics, copies, strict=True))
 
-    def set_progress(self, fraction: float | Tensor) -> None:
-        """Set the completed fraction of the run, 0..1."""
-        self.progress.fill_(fraction)
-
     def about(self) -> dict[str, Any]:
         """Return the engine, and the size of the replay buffer and whether checkpoints hold it."""
         size = self.config.replay.nbytes(self.spec, self.policy.distribution.param_dim // 2)

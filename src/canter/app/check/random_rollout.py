@@ -22,7 +22,7 @@ from canter.core.struct import Obs
 from canter.envs.contract import check_obs, check_step
 from canter.envs.directory import directory_of
 from canter.envs.failures import watched
-from canter.play.agents import random_actions
+from canter.play.player import random_actions
 
 MAX_ENVS = 4
 """Number of environments that are inspected, however many are stepped."""

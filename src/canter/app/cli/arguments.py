@@ -105,7 +105,7 @@ Every setting is a flag by its path, and keys of a file are the same paths:
   --algorithm.gamma 0.995
   --algorithm.optimizer.learning-rate 3e-4            a constant number
   --algorithm.optimizer.learning-rate.kind linear     or a schedule (constant, linear, step, adaptive_kl) ...
-  --algorithm.optimizer.learning-rate.start 1e-3      ... with settings of its own
+  --algorithm.optimizer.learning-rate.start 1e-3      ... with its own settings
   --algorithm.model.policy.hidden 256,256             a list
   --env.options.NAME VALUE                            a keyword argument of the environment
 
@@ -141,7 +141,7 @@ EXPORT_ARGUMENTS = (
 SIM2SIM_ARGUMENTS = (
     Argument("MODEL", "XML file of the robot in MuJoCo, with the joint names of the contract", type=Path),
     Argument("--to", "simulator to run in: mujoco, on the CPU", "NAME", one_of("mujoco"), "mujoco"),
-    Argument("--robots", "robots, each with commands of its own (default 16)", "N", positive_int, 16),
+    Argument("--robots", "robots, each with its own commands (default 16)", "N", positive_int, 16),
     Argument("--seconds", "seconds of each robot (default 10)", "N", positive_int, 10),
 )
 PBT_ARGUMENTS = (

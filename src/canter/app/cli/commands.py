@@ -144,7 +144,7 @@ as needed by settings that are lists themselves. All combinations are run.
                 "--objective",
                 "score of a run: return, of the policy in new episodes (the default), auc, the mean return over the "
                 "steps of training, seconds-to:GOAL, the seconds of training until the return reaches a goal, or "
-                "return-in:SECONDS, of the policy after so much training",
+                "return-in:SECONDS, of the policy after that training time",
                 "NAME",
             ),
             Argument("--seeds", "seeds of the best trials in the search, at most (default 3)", "N", positive_int),
@@ -179,7 +179,7 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
             Argument("RUN", f"{POLICY_SOURCE}; not needed with --agent and --env", nargs="?"),
             *POLICY_ARGUMENTS[1:],
             Argument(
-                "--agent", "act without a policy: zero (the action 0) or random", "NAME", name_in("play.agents:AGENTS")
+                "--agent", "act without a policy: zero (the action 0) or random", "NAME", name_in("play.player:AGENTS")
             ),
             Argument("--video", "record to this new .mp4 or .gif file instead of opening a window", "FILE", Path),
             Argument("--caption", "show step, return and action in a strip below the picture"),
@@ -330,7 +330,7 @@ nothing is trained.""",
         "Find the cause of NaN or infinity in a run.",
         "RUN [--run-dir DIR]",
         (RUN, run_dir()),
-        description="Replay the iteration in which a run met NaN or infinity, eagerly on the CPU, and name the first\n"
+        description="Replay the iteration in which NaN or infinity appeared, eagerly on the CPU, and name the first\n"
         "operation and the environment that produced it. The folder may come from another machine.",
     ),
     "runs": Command(

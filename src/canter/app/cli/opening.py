@@ -78,29 +78,21 @@ def open_policy(arguments: argparse.Namespace, adapt: Adapt) -> Iterator[OpenPol
             "without a policy: --agent random --env ID"
         )
     run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
-    config = _config_of(place) if run is None else stored_config(run)
-    with _open_env(arguments, config, adapt) as opened:
+    with open_env(arguments, adapt) as opened:
         policy, source = _load(place, opened.config, opened.env.spec)
-        yield OpenPolicy(opened.env, opened.config, opened.seed, opened.changes, policy, source, run)
+        yield OpenPolicy(**vars(opened), policy=policy, source=source, run=run)
 
 
 @contextmanager
-def open_without_policy(arguments: argparse.Namespace, adapt: Adapt) -> Iterator[OpenEnv]:
-    """Open the environment of a run, or that of `--env ID` with its defaults."""
+def open_env(arguments: argparse.Namespace, adapt: Adapt) -> Iterator[OpenEnv]:
+    """Open the environment of a run, or that of `--env ID`, changed by the flags and then by `adapt`."""
     if arguments.run is not None:
-        run, place = _locate(arguments.run, arguments.run_dir, None)
+        run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
         config = _config_of(place) if run is None else stored_config(run)
     elif "env.id" in arguments.settings:
         config = TrainConfig()
     else:
         raise UsageError(f"--agent {arguments.agent} needs an environment: --env ID, or the folder of a run")
-    with _open_env(arguments, config, adapt) as opened:
-        yield opened
-
-
-@contextmanager
-def _open_env(arguments: argparse.Namespace, config: TrainConfig, adapt: Adapt) -> Iterator[OpenEnv]:
-    """Open the environment of the settings, changed by the flags and then by `adapt`."""
     overrides = read_settings(arguments.settings)
     if "env.id" in overrides:
         config = replace(config, env=EnvConfig(id=overrides.pop("env.id"), num_envs=config.env.num_envs))

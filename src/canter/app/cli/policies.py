@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from canter.app.cli.arguments import EXPORT_OBSERVATIONS
 from canter.app.cli.commands import PLAY_MAX_STEPS, STDOUT
-from canter.app.cli.opening import Adapt, OpenEnv, OpenPolicy, open_policy, open_without_policy
+from canter.app.cli.opening import Adapt, OpenEnv, OpenPolicy, open_env, open_policy
 from canter.app.cli.parser import UsageError
 from canter.app.experiments.folders import stored_config
 from canter.compat import export_run
@@ -24,13 +24,12 @@ from canter.core.storage.files import replace_file
 from canter.envs import EnvConfig
 from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
-from canter.play.agents import AGENTS
 from canter.play.callbacks import renderable_env_config
 from canter.play.contract import check_vectors, contract_file, read_contract, write_leapp
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
 from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
 from canter.play.latency import measure_latency
-from canter.play.player import FixedStd, Player, PlayResult, players
+from canter.play.player import AGENTS, FixedStd, Player, PlayResult, players
 from canter.play.program import Inputs
 from canter.play.video import (
     VIEWER_HINT,
@@ -180,7 +179,7 @@ def play_agent(arguments: argparse.Namespace, adapt: Adapt) -> PlayResult:
     for flag, value in unused.items():
         if value:
             raise UsageError(f"{flag} has no effect with --agent {arguments.agent}, which plays without a policy")
-    with open_without_policy(arguments, adapt) as opened:
+    with open_env(arguments, adapt) as opened:
         agent = AGENTS[arguments.agent](opened.env.spec, opened.eval_seed)
         player = players[arguments.player](agent, opened.env, seed=opened.eval_seed)
         print(f"Playing {arguments.agent} actions in {opened.env_text}")

@@ -19,11 +19,12 @@ import shutil
 import socket
 import stat
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from canter.core.registry import UserError
-from canter.core.storage.files import read_untrusted, sync_folder, write_synced
+from canter.core.storage.files import Corrupt, read_untrusted, sync_folder, write_synced
 from canter.core.storage.lock import is_alive
 from canter.core.storage.tree import Malformed, decode, encode, parse_json
 from canter.core.storage.validity import flatten
@@ -46,13 +47,10 @@ _counter = itertools.count()
 _SCRATCH = re.compile(r"\.(?P<name>.+)\.(?P<kind>partial|old|trash)-(?P<host>\w+)-(?P<pid>\d+)-(?P<token>\w+)-\d+")
 
 
-class CheckpointCorrupt(UserError):
+class CheckpointCorrupt(Corrupt):
     """A damaged checkpoint: `path` is its folder, `reason` says what is wrong."""
 
-    def __init__(self, path: Path, reason: str) -> None:
-        super().__init__(f"checkpoint {path} cannot be used: {reason}")
-        self.path = path
-        self.reason = reason
+    kind = "checkpoint"
 
 
 class NoCheckpoint(UserError):
@@ -96,6 +94,7 @@ def load_checkpoint(folder: Path) -> dict[str, Any]:
         raise CheckpointCorrupt(location, str(error)) from error
 
 
+@dataclass
 class CheckpointStore:
     """The checkpoints of one run, `step-000000001234` and so on.
 
@@ -103,9 +102,8 @@ class CheckpointStore:
     `RunLock`) and may be any number of readers.
     """
 
-    def __init__(self, folder: Path, keep_last: int = 3) -> None:
-        self.folder = folder
-        self.keep_last = keep_last
+    folder: Path
+    keep_last: int = 3
 
     def save(self, step: int, tree: dict[str, Any], *, keep: bool = False) -> Path:
         """Save a checkpoint, replacing one of the same step; with `keep` it is never removed.

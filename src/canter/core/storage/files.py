@@ -16,7 +16,7 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn
+from typing import Any, BinaryIO, ClassVar, NoReturn
 
 import yaml
 
@@ -27,6 +27,17 @@ from canter.core.registry import UserError
 
 class Unreadable(UserError, OSError):
     """A file that is refused unread; the message says which and why."""
+
+
+class Corrupt(UserError):
+    """A stored file or folder cannot be used; `kind` says what it should hold."""
+
+    kind: ClassVar[str]
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(f"{self.kind} {path} cannot be used: {reason}")
+        self.path = path
+        self.reason = reason
 
 
 def open_untrusted(path: Path, limit: int, within: Path | None = None) -> BinaryIO:
