@@ -9,7 +9,7 @@ import pytest
 import canter.algorithms.sac.sac  # noqa: F401  registers SAC and its rules
 from canter.algorithms.base import report_spec_for
 from canter.algorithms.doctor.amp import AMP_RULES
-from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals
+from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals, rule
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.doctor.sac import SAC_RULES
 from canter.algorithms.doctor.task import TASK_RULES
@@ -48,8 +48,8 @@ def test_a_faulty_run_has_the_finding_of_its_fault(rule):
 def test_every_rule_is_explained_and_has_a_stored_faulty_run():
     page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
     for table in (TASK_RULES, PPO_RULES, SAC_RULES, AMP_RULES):
-        for rule in (*table.environment, *table.scales, *table.settings, *table.symptoms):
-            name = rule.__name__
+        for each in (*table.environment, *table.scales, *table.settings, *table.symptoms):
+            name = each.__name__
             assert f'<a id="{name.replace("_", "-")}"></a>`{name}`' in page
             assert name in STREAMS["faulty"] or name in PLANTED
 
@@ -71,12 +71,12 @@ def test_a_finding_has_evidence_and_flags_that_can_be_typed():
 
 
 def test_a_setting_that_has_the_suggested_value_is_not_suggested():
-    def rule(signals):
-        return Finding("rule", "Title", (), "Why.", {"algorithm.gamma": 0.9, "algorithm.epochs": 4})
+    def suspicious(signals):
+        return Finding((), "Why.", {"algorithm.gamma": 0.9, "algorithm.epochs": 4}, rule="rule", title="Title")
 
     def suggested(**settings):
         flat = {f"algorithm.{name}": value for name, value in settings.items()}
-        return diagnose_signals(Signals(flat, [{"env_steps": 1}] * 4), [Rules(symptoms=(rule,))])[0]
+        return diagnose_signals(Signals(flat, [{"env_steps": 1}] * 4), [Rules(symptoms=(suspicious,))])[0]
 
     assert suggested(gamma=0.9, epochs=10).flags == "--algorithm.epochs 4"
     finding = suggested(gamma=0.9, epochs=4)
@@ -131,6 +131,41 @@ def test_a_solved_task_is_healthy_whatever_its_kl():
     for row in rows:
         row["return"] = 12.0
     assert "large_updates" in [finding.rule for finding in diagnose_signals(Signals(SETTINGS, rows), TABLES)]
+
+
+def rules_of(settings, rows):
+    return [finding.rule for finding in diagnose_signals(Signals(SETTINGS | settings, rows), TABLES)]
+
+
+@pytest.mark.parametrize("learning", [{"self_play.pool_size": 4}, {"algorithm.extensions": [{"kind": "rnd"}]}])
+def test_a_return_that_cannot_rise_yet_is_not_taken_for_small_updates_or_a_small_scale(learning):
+    small = rows_of(lambda i: 0.01, **{"policy/kl": 1e-4, "policy/clip_fraction": 0.0})
+    assert rules_of({}, small) == ["small_updates"]
+    assert "small_updates" not in rules_of(learning, small)
+    tiny = rows_of(lambda i: 1e-4 * (i % 2), **{LOOK: 1e-5})
+    assert rules_of({}, tiny) == ["reward_scale"]
+    assert "reward_scale" not in rules_of(learning, tiny)
+
+
+def test_clipped_ratios_are_no_finding_while_the_return_rises():
+    clipped = {"policy/kl": 0.04, "policy/clip_fraction": 0.5}
+    assert rules_of({}, rows_of(rises, **clipped)) == []
+    assert rules_of({}, rows_of(lambda i: 10.0 + i % 2, **clipped)) == ["large_updates"]
+    assert rules_of({"algorithm.clip_ratio": 5.0}, rows_of(rises, **clipped)) == ["large_updates"]
+
+
+@pytest.mark.parametrize("fraction, rules", [(0.3, []), (0.7, ["early"])])
+def test_a_rule_is_silent_before_its_time_and_carries_its_name(fraction, rules):
+    @rule("Title", after=0.5, unless=("one_step",))
+    def early(signals):
+        return Finding((), "Why.")
+
+    rows = rows_of(rises)
+    signals = Signals({"total_steps": 30_000 / fraction}, rows)
+    found = diagnose_signals(signals, [Rules(symptoms=(early,))])
+    assert [(finding.rule, finding.title) for finding in found] == [(name, "Title") for name in rules]
+    one_step = rows_of(rises, length=1.0)
+    assert diagnose_signals(Signals(signals.settings, one_step), [Rules(symptoms=(early,))]) == []
 
 
 def test_an_untrained_policy_that_always_succeeds_is_suspicious_and_a_trained_one_is_not():

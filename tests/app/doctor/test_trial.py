@@ -9,7 +9,7 @@ from canter.algorithms.doctor.findings import Finding
 from canter.app.cli import main
 from canter.app.doctor.trial import try_change
 
-FINDING = Finding("large_updates", "Updates are too large", (), "Too far.", {"algorithm.clip_ratio": 0.2})
+FINDING = Finding((), "Too far.", {"algorithm.clip_ratio": 0.2}, rule="large_updates", title="Updates are too large")
 
 
 def files_of(path):
@@ -40,7 +40,7 @@ def test_copies_continue_and_the_run_is_left_alone(run):
 
 
 def test_a_change_of_the_networks_is_tried_from_the_start(run):
-    finding = Finding("reward_scale", "Scale", (), "Large.", {"algorithm.model.normalize_value": False})
+    finding = Finding((), "Large.", {"algorithm.model.normalize_value": False}, rule="reward_scale", title="Scale")
     trial = try_change(run, finding, iterations=1, seeds=2)
     assert " train --config " in trial.go_on
     assert not (run.parent / "run-try").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median, rule
 
 ROWS = 20
 """Rows of the log whose median counts."""
@@ -23,17 +23,16 @@ SMALL = 0.02
 SECTION = "of the amp extension"
 
 
+@rule("The discriminator has won", after=EARLY)
 def discriminator_wins(signals: Signals) -> Finding | None:
     """The discriminator is always right, and the style reward has vanished."""
     accuracy = _accuracies(signals).min(0)
     style = signals.known("amp/style_reward")
-    if signals.fraction < EARLY or len(accuracy) < ROWS or median(accuracy[-ROWS:]) < WON:
+    if len(accuracy) < ROWS or median(accuracy[-ROWS:]) < WON:
         return None
     if median(style[-ROWS:]) > VANISHED * style[0]:
         return None
     return Finding(
-        "discriminator_wins",
-        "The discriminator has won",
         (
             signals.evidence("amp/accuracy_agent", median(accuracy[-ROWS:]), WON),
             signals.evidence("amp/style_reward", median(style[-ROWS:]), VANISHED * float(style[0])),
@@ -43,14 +42,13 @@ def discriminator_wins(signals: Signals) -> Finding | None:
     )
 
 
+@rule("The discriminator is blind", after=EARLY)
 def blind_discriminator(signals: Signals) -> Finding | None:
     """The discriminator has never told policy and clips apart, though they differ."""
     accuracy = _accuracies(signals).mean(0)
-    if signals.fraction < EARLY or len(accuracy) < ROWS or accuracy.max() > CHANCE or _nearer(signals):
+    if len(accuracy) < ROWS or accuracy.max() > CHANCE or _nearer(signals):
         return None
     return Finding(
-        "blind_discriminator",
-        "The discriminator is blind",
         (signals.evidence("amp/accuracy_agent", accuracy[-1], CHANCE),),
         "It never told policy and clips apart, so the style reward is the same for all motion.",
         advice=f"{SECTION}: gradient_penalty 5, input_noise 0, optimizer.learning_rate 1e-4; else check that columns "
@@ -58,20 +56,19 @@ def blind_discriminator(signals: Signals) -> Finding | None:
     )
 
 
+@rule("The style counts for nothing", after=EARLY)
 def style_ignored(signals: Signals) -> Finding | None:
     """The style is worth nothing beside the reward of the task."""
     style = signals.recent("amp/style_reward", ROWS)
     task = signals.recent("rollout_reward", ROWS)
     settings = signals.extension("amp")
-    if signals.fraction < EARLY or not len(style) or not len(task) or not settings or _nearer(signals):
+    if not len(style) or not len(task) or not settings or _nearer(signals):
         return None
     value = settings["style_weight"] * median(style)
     limit = SMALL * settings["task_weight"] * median(np.abs(task))
     if not 0 < value < limit:
         return None
     return Finding(
-        "style_ignored",
-        "The style counts for nothing",
         (signals.evidence("amp/style_reward", value, limit),),
         "Beside the reward of the task the style reward, weights included, is too small to be followed.",
         advice=f"{SECTION}: a larger style_weight, or a smaller task_weight",

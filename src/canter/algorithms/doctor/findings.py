@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -48,9 +48,6 @@ class Evidence:
 class Finding:
     """A likely cause of a run that does not learn, and the change to try."""
 
-    rule: str
-    """Name of the rule, and of its section in docs/doctor.md."""
-    title: str
     evidence: tuple[Evidence, ...]
     why: str
     """One sentence."""
@@ -58,6 +55,10 @@ class Finding:
     """Settings to change, by dotted key; empty if no setting helps."""
     advice: str = ""
     """What to do if no setting helps."""
+    rule: str = ""
+    """Name of the rule, and of its section in docs/doctor.md; set by the rule."""
+    title: str = ""
+    """By default that of the rule."""
 
     def __str__(self) -> str:
         shown = "; ".join(str(evidence) for evidence in self.evidence)
@@ -174,6 +175,11 @@ class Signals:
         return next((settings for settings in named if settings["kind"] == kind), {})
 
     @property
+    def return_misleads(self) -> bool:
+        """True if the policy learns without a rising return: against its past, or driven by curiosity."""
+        return self.self_play or bool(self.extension("rnd"))
+
+    @property
     def one_step(self) -> bool:
         """True if all episodes have one step."""
         lengths = self.known("length")
@@ -221,6 +227,12 @@ class Signals:
         )
 
     @cached_property
+    def rising(self) -> bool:
+        """True if recent episodes are better than the untrained policy's, and near the best so far."""
+        returns = self.known("return")
+        return self.current_gain >= 1.0 and bool(returns[-1] >= returns.max() - 0.1 * (returns.max() - returns[0]))
+
+    @cached_property
     def succeeds_untrained(self) -> bool:
         """True if the episodes of an untrained policy, whose std is the initial one, were all a success."""
         success = self.known("success_rate")[:MIN_ROWS]
@@ -236,8 +248,32 @@ class Signals:
         returns = self.known("return")
         return self.solved or (self.current_gain >= LEARNED and returns[-1] >= 0.5 * (returns.max() + returns[0]))
 
+    @cached_property
+    def learns(self) -> bool:
+        """True if learned, or the return has risen in the last rows: `return` is late where episodes are few."""
+        return self.learned or self.gain(median(self.recent("rollout_return", 3))) > 1.0
+
 
 Rule = Callable[[Signals], Finding | None]
+
+
+def rule(title: str, *, after: float = 0.0, unless: Sequence[str] = ()) -> Callable[[Rule], Rule]:
+    """Declare a rule: its findings have the name of the function and, by default, that title.
+
+    It is silent before that fraction of the run, and if one of those properties of `Signals` is true.
+    """
+
+    def declare(look: Rule) -> Rule:
+        @wraps(look)
+        def guarded(signals: Signals) -> Finding | None:
+            if signals.fraction < after or any(getattr(signals, name) for name in unless):
+                return None
+            finding = look(signals)
+            return finding and replace(finding, rule=look.__name__, title=finding.title or title)
+
+        return guarded
+
+    return declare
 
 
 @dataclass(frozen=True)

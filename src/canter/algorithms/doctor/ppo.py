@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import ALWAYS, Finding, Rules, Signals, median
+from canter.algorithms.doctor.findings import ALWAYS, Finding, Rules, Signals, median, rule
 
 UPDATES = 5
 """Consecutive updates whose median counts."""
@@ -44,14 +44,13 @@ RATE = "algorithm.optimizer.learning_rate"
 MINIBATCHES = "algorithm.num_minibatches"
 
 
+@rule("Acting and learning disagree")
 def acting_differs(signals: Signals) -> Finding | None:
     """The policy that learns is not the one that acted."""
     error = signals.recent("doctor/ratio_error", 3)
     if not len(error) or median(error) < RATIO_ERROR or signals.setting("algorithm.obs_statistics") != "update":
         return None
     return Finding(
-        "acting_differs",
-        "Acting and learning disagree",
         (signals.evidence("doctor/ratio_error", error[-1], RATIO_ERROR),),
         "Before the first step of an update the probability ratio must be 1; the network answers differently when it "
         "learns.",
@@ -59,6 +58,7 @@ def acting_differs(signals: Signals) -> Finding | None:
     )
 
 
+@rule("Actions have no effect", unless=("learned",))
 def no_effect(signals: Signals) -> Finding | None:
     """Exploration noise changes neither the next observation nor the reward."""
     effect = signals.known("doctor/action_effect")
@@ -69,25 +69,23 @@ def no_effect(signals: Signals) -> Finding | None:
         noisy = std[-1] >= 0.1
     else:
         noisy = len(entropy) > 0 and entropy[-1] > 0.2 * entropy[0]
-    if len(effect) < 4 or effect.max() > NO_EFFECT or effect.max() == 0.0 or blind or not noisy or signals.learned:
+    if len(effect) < 4 or effect.max() > NO_EFFECT or effect.max() == 0.0 or blind or not noisy:
         return None
     return Finding(
-        "no_effect",
-        "Actions have no effect",
         (signals.evidence("doctor/action_effect", effect.max(), NO_EFFECT),),
         "The random part of the actions is uncorrelated with the next observation and with the reward.",
         advice="check that step() uses the action that it receives, in the order and scale of the action space",
     )
 
 
+@rule("Updates are too large", unless=("solved",))
 def large_updates(signals: Signals) -> Finding | None:
     """Updates change the policy too much."""
-    if signals.solved:
-        return None
     kl = _sustained(signals, "policy/kl")
     clipped = _sustained(signals, "policy/clip_fraction")
     epochs = signals.number("algorithm.epochs")
     limit = signals.number("algorithm.clip_ratio")
+    harmful = limit >= WIDE_CLIP or not signals.rising
     many = epochs >= MANY_EPOCHS and clipped is not None and clipped[0] > LARGE_CLIP / 3
     largest = signals.known("policy/kl").max(initial=0.0)
     if largest > CRASH_KL and _exploration(signals) <= SMALL_STD and not signals.learned:
@@ -95,7 +93,7 @@ def large_updates(signals: Signals) -> Finding | None:
         evidence = signals.evidence("policy/kl", kl[0], CRASH_KL, kl[1])
     elif kl is not None and kl[0] > LARGE_KL:
         evidence = signals.evidence("policy/kl", kl[0], LARGE_KL, kl[1])
-    elif clipped is not None and (clipped[0] > LARGE_CLIP or many):
+    elif clipped is not None and (many or (clipped[0] > LARGE_CLIP and harmful)):
         evidence = signals.evidence("policy/clip_fraction", clipped[0], LARGE_CLIP / (3 if many else 1), clipped[1])
     else:
         return None
@@ -105,8 +103,6 @@ def large_updates(signals: Signals) -> Finding | None:
     elif epochs >= MANY_EPOCHS:
         change = {"algorithm.epochs": 10}
     return Finding(
-        "large_updates",
-        "Updates are too large",
         (evidence,),
         f"The median of {UPDATES} updates: the policy left the region in which its samples say something about it.",
         change,
@@ -118,29 +114,29 @@ def _slower(kl: tuple[float, float] | None) -> float:
     return min(max(math.sqrt(GOOD_KL / max(0.0 if kl is None else kl[0], 1e-9)), 1 / 30), 1 / 3)
 
 
+@rule("Updates are too small", after=0.1, unless=("learned", "return_misleads"))
 def small_updates(signals: Signals) -> Finding | None:
     """Updates hardly change the policy."""
     kl = signals.known("policy/kl")
     clipped = signals.known("policy/clip_fraction")
-    if len(kl) < 2 * UPDATES or signals.fraction < 0.1 or signals.learned:
+    if len(kl) < 2 * UPDATES:
         return None
     # Schedules fall to 0 in the end, where small updates are intended.
     early = max(int(len(kl) * min(0.7 / signals.fraction, 1.0)), UPDATES)
     if median(kl[:early]) > SMALL_KL or median(clipped[:early]) > SMALL_CLIP or kl[:UPDATES].max() > 0.01:
         return None
     return Finding(
-        "small_updates",
-        "Updates are too small",
         (signals.evidence("policy/kl", median(kl[:early]), SMALL_KL),),
         "The policy hardly changes from update to update, and the return is not better than at the start.",
         _rate(signals, min(GOOD_KL / max(median(kl[:early]), 1e-9), 100.0)),
     )
 
 
+@rule("Returns have an unsuitable scale", unless=("solved", "return_misleads"))
 def reward_scale(signals: Signals) -> Finding | None:
     """Returns are huge or tiny, and nothing normalises them; or too tiny even for normalised values."""
     spread = signals.known("doctor/return_std")
-    if not len(spread) or signals.setting("algorithm.reward.normalize") or signals.solved:
+    if not len(spread) or signals.setting("algorithm.reward.normalize"):
         return None
     normalized = signals.setting("algorithm.model.normalize_value", True)
     tiny, huge = (NORMALIZED_SPREAD, math.inf) if normalized else SPREAD
@@ -152,38 +148,34 @@ def reward_scale(signals: Signals) -> Finding | None:
         scale = signals.number("algorithm.reward.scale", 1.0)
         change["algorithm.reward.scale"] = scale * 10.0 ** round(1 - math.log10(spread[-1]))
     return Finding(
-        "reward_scale",
-        "Returns have an unsuitable scale",
         (signals.evidence("doctor/return_std", spread[-1], tiny if spread[-1] < tiny else huge),),
         "The error of the critic dominates the gradient if rewards are huge, and vanishes in it if they are tiny.",
         change,
     )
 
 
+@rule("Observations are large", unless=("solved",))
 def obs_scale(signals: Signals) -> Finding | None:
     """Observations are huge, and nothing normalises them."""
     largest = signals.recent("doctor/obs_largest", 2)
     if signals.setting("algorithm.model.policy.normalize_obs", True) is not False or not len(largest):
         return None
-    if signals.solved or largest.min() < 100.0:
+    if largest.min() < 100.0:
         return None
     return Finding(
-        "obs_scale",
-        "Observations are large",
         (signals.evidence("doctor/obs_largest", largest[-1], 100.0),),
         "Networks learn from inputs of order one, and normalize_obs is off.",
         {"algorithm.model.policy.normalize_obs": True},
     )
 
 
+@rule("The policy stays random", after=0.1, unless=("solved", "self_play"))
 def entropy_bonus(signals: Signals) -> Finding | None:
     """The entropy bonus outweighs the advantages, or the std grows without end."""
     coef = signals.number("algorithm.entropy_coef", 0.0)
     entropy = signals.known("policy/entropy")
     std = signals.known("policy/std")
-    if signals.fraction < 0.1 or signals.solved or len(entropy) < 2 * UPDATES:
-        return None
-    if signals.self_play:
+    if len(entropy) < 2 * UPDATES:
         return None
     grown = len(std) > 0 and median(std[-UPDATES:]) > 1.3 * std[0]
     random = not len(std) and entropy[0] > 0 and median(entropy[-UPDATES:]) > 0.8 * entropy[0]
@@ -194,34 +186,32 @@ def entropy_bonus(signals: Signals) -> Finding | None:
     if len(std):
         metric, value, limit = "policy/std", std[-1], (1.3 if coef >= 0.05 else 4.0) * std[0]
     return Finding(
-        "entropy_bonus",
-        "The policy stays random",
         (signals.evidence(metric, value, limit),),
         "The entropy bonus pays more than better actions." if coef else "Nothing in the loss limits the noise.",
         {"algorithm.entropy_coef": _short(coef / 30)} if coef else {"algorithm.model.std.maximum": _short(2 * std[0])},
     )
 
 
+@rule("The noise of the actions grows", after=0.2, unless=("solved",))
 def std_runaway(signals: Signals) -> Finding | None:
     """The std fell and has been growing since, while the return falls."""
     coef = max(signals.number("algorithm.entropy_coef", 0.0), signals.number("algorithm.entropy_coef.end", 0.0))
     std = signals.known("policy/std")
     returns = signals.known("return")
-    if len(std) < 4 * UPDATES or signals.solved or signals.fraction < 0.2 or not coef > 0:
+    if len(std) < 4 * UPDATES or not coef > 0:
         return None
     windows = std[len(std) % UPDATES :].reshape(-1, UPDATES).mean(1)
     grows = np.all(np.diff(windows[-3:]) > 0)
     if not grows or windows[-1] < RUNAWAY * windows.min() or returns[-1] > 0.9 * returns.max() + 0.1 * returns[0]:
         return None
     return Finding(
-        "std_runaway",
-        "The noise of the actions grows",
         (signals.evidence("policy/std", windows[-1], RUNAWAY * float(windows.min())),),
         "The entropy bonus outweighs what is left to learn, and the noise now costs return.",
         {"algorithm.entropy_coef": 0.0, "algorithm.model.std.maximum": _short(std[0])},
     )
 
 
+@rule("The adaptive learning rate follows noise", unless=("learned",))
 def noisy_rate(signals: Signals) -> Finding | None:
     """The adaptive learning rate follows the noise of small minibatches: up and down, or down to its lower bound."""
     name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
@@ -234,27 +224,24 @@ def noisy_rate(signals: Signals) -> Finding | None:
     lowest = 2.0 * signals.number(f"{RATE}.minimum")
     at_bound = median(rate) < lowest and median(signals.known("policy/kl")) > signals.number(f"{RATE}.target_kl")
     trend = abs(jumps.sum()) > 0.25 * np.abs(jumps).sum()
-    if signals.learned or not (at_bound or (jump > JUMP and not trend)):
+    if not (at_bound or (jump > JUMP and not trend)):
         return None
     evidence = signals.evidence("change of the learning rate per row", jump, JUMP)
     return Finding(
-        "noisy_rate",
-        "The adaptive learning rate follows noise",
         (signals.evidence(name, median(rate), lowest) if at_bound else evidence,),
         f"The KL of minibatches of {size:.0f} samples says little about the update.",
         {MINIBATCHES: max(int(signals.number(MINIBATCHES) * size / SMALL_MINIBATCH), 1), f"{RATE}.every": "update"},
     )
 
 
+@rule("The untrained policy succeeds", after=0.05)
 def success_from_start(signals: Signals) -> Finding | None:
     """The untrained policy always succeeds by its return."""
     limit = signals.number("success.min_return")
-    if signals.fraction < 0.05 or math.isnan(limit) or not signals.succeeds_untrained:
+    if math.isnan(limit) or not signals.succeeds_untrained:
         return None
     rate = signals.known("success_rate")[0]
     return Finding(
-        "success_from_start",
-        "The untrained policy succeeds",
         (signals.evidence("success_rate", rate, ALWAYS, float(signals.steps[0])),),
         f"All episodes met success.min_return={limit:g} before anything was learned: the sign or the scale of the "
         "reward, or that limit, is wrong.",
@@ -263,29 +250,27 @@ def success_from_start(signals: Signals) -> Finding | None:
     )
 
 
+@rule("Exploration is too small", unless=("learned",))
 def small_std(signals: Signals) -> Finding | None:
     """The noise of the actions was tiny from the start."""
     std = signals.known("policy/std")
-    if len(std) < UPDATES or std[0] >= SMALL_STD or signals.learned:
+    if len(std) < UPDATES or std[0] >= SMALL_STD:
         return None
     return Finding(
-        "small_std",
-        "Exploration is too small",
         (signals.evidence("policy/std", std[0], SMALL_STD, float(signals.steps[0])),),
         "The initial std lets all tries look alike, and small steps of the mean are large changes of the policy.",
         {"algorithm.model.std.initial": 0.5},
     )
 
 
+@rule("Exploration has ended early", unless=("learned",))
 def collapse(signals: Signals) -> Finding | None:
     """The policy is nearly deterministic early, and has learned little."""
     value = _exploration(signals)
-    if signals.learned or value > SMALL_STD:
+    if value > SMALL_STD:
         return None
     name = "policy/std" if len(signals.known("policy/std")) else "policy/entropy"
     return Finding(
-        "collapse",
-        "Exploration has ended early",
         (signals.evidence(name, value, SMALL_STD),),
         "Nearly the same action is taken in every try, so better ones are not found.",
         {"algorithm.entropy_coef": 0.01},
@@ -301,21 +286,18 @@ def _exploration(signals: Signals) -> float:
     return median(std[-UPDATES:]) if len(std) else median(entropy[-UPDATES:]) / max(float(entropy[0]), 1e-9)
 
 
+@rule("The critic predicts nothing", after=0.1, unless=("solved", "one_step"))
 def blind_critic(signals: Signals) -> Finding | None:
     """The critic explains nothing of the returns."""
     explained = signals.known("value/explained_variance", since=0.05)
     kl = signals.known("policy/kl")
-    if signals.fraction < 0.1 or len(explained) < 2 * UPDATES or signals.solved or signals.one_step:
-        return None
-    if signals.extension("amp"):  # its reward changes with the discriminator
+    if len(explained) < 2 * UPDATES or signals.extension("amp"):  # its reward changes with the discriminator
         return None
     spread = signals.known("doctor/return_std")
     varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
     if explained.max() > EXPLAINED or not varies or median(kl) < TINY_KL:
         return None
     return Finding(
-        "blind_critic",
-        "The critic predicts nothing",
         (signals.evidence("value/explained_variance", explained.max(), EXPLAINED),),
         "Its explained variance was never above that, so advantages are as noisy as returns.",
         {"algorithm.model.normalize_value": True, "algorithm.critic_optimizer": None},
@@ -323,6 +305,7 @@ def blind_critic(signals: Signals) -> Finding | None:
     )
 
 
+@rule("The learning rate jumped")
 def rate_jump(signals: Signals) -> Finding | None:
     """The learning rate jumped up, as after a resume, and the return fell."""
     name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
@@ -341,8 +324,6 @@ def rate_jump(signals: Signals) -> Finding | None:
     if signals.gain(before) < 3.0 or signals.gain(after) > 0.5 * signals.gain(before):
         return None
     return Finding(
-        "rate_jump",
-        "The learning rate jumped",
         (signals.evidence(name, float(rate[jump]), 3.0 * slow, float(signals.steps[jump])),),
         "A resumed run with a larger budget follows its schedule from a higher rate, and the return fell since.",
         {RATE: _short(median(rate[:jump]))},

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median, rule
 
 LAST = 3
 """Rows whose median counts."""
@@ -20,8 +20,6 @@ FEW_UPDATES = 20_000
 RATIO = 0.25
 EARLY = 0.2
 """Fraction of the run before which nothing is concluded from a return that does not rise."""
-RISEN = 1.0
-"""Gain of the last rows from which a run learns."""
 SLACK = 0.5
 """Share of the largest possible value by which values may exceed it."""
 NATS = 0.25
@@ -50,29 +48,23 @@ def _unit(signals: Signals) -> float:
     return float(units[-1]) if len(units) else 1.0
 
 
-def _learns(signals: Signals) -> bool:
-    """Return whether the return has risen; that of the last rows counts, as `return` is late where episodes are few."""
-    return signals.learned or signals.gain(median(signals.recent("rollout_return", LAST))) > RISEN
-
-
 def _dim(signals: Signals) -> float:
     """Return the number of action components; NaN while unknown."""
     limit = signals.recent("doctor/entropy_limit", 1)
     return float(limit[-1]) / math.log(2.0) if len(limit) else math.nan
 
 
+@rule("Rewards have an unsuitable scale", unless=("solved",))
 def sac_reward_scale(signals: Signals) -> Finding | None:
     """Rewards are huge or tiny beside the entropy, and nothing scales them."""
     low, high = _rewards(signals)
     largest = max(high, -low)
-    if signals.setting("algorithm.scale_rewards") or signals.solved or not largest > 0:
+    if signals.setting("algorithm.scale_rewards") or not largest > 0:
         return None
     if REWARDS[0] <= largest <= REWARDS[1]:
         return None
     limit = REWARDS[0] if largest < REWARDS[0] else REWARDS[1]
     return Finding(
-        "sac_reward_scale",
-        "Rewards have an unsuitable scale",
         (signals.evidence("doctor/reward_max" if high >= -low else "doctor/reward_min", largest, limit),),
         "The temperature starts at about 1 and moves slowly: beside it tiny rewards count for nothing, and huge ones "
         "leave the entropy without weight.",
@@ -80,6 +72,7 @@ def sac_reward_scale(signals: Signals) -> Finding | None:
     )
 
 
+@rule("The random warm-up has an unsuitable length")
 def warm_up(signals: Signals) -> Finding | None:
     """Random actions take most of the run, or end before there is a batch to learn from."""
     steps = signals.number("algorithm.warmup_steps")
@@ -88,20 +81,19 @@ def warm_up(signals: Signals) -> Finding | None:
     if steps > WARM_UP * total:
         value, limit, change = steps, WARM_UP * total, 0.05 * total
         why = "Until then actions are random and nothing is learned."
-    elif steps < batch and signals.fraction >= EARLY and not _learns(signals):
+    elif steps < batch and signals.fraction >= EARLY and not signals.learns:
         value, limit, change = steps, batch, 5_000
         why = "The first updates saw the same few transitions again and again, and the networks keep what they fitted."
     else:
         return None
     return Finding(
-        "warm_up",
-        "The random warm-up has an unsuitable length",
         (signals.evidence("algorithm.warmup_steps", value, limit),),
         why,
         {"algorithm.warmup_steps": int(max(change, batch))},
     )
 
 
+@rule("There are too few updates", after=EARLY, unless=("learns",))
 def few_updates(signals: Signals) -> Finding | None:
     """The run makes too few updates to learn."""
     total = signals.number("total_steps")
@@ -112,24 +104,23 @@ def few_updates(signals: Signals) -> Finding | None:
         envs = signals.number("env.num_envs", 1.0)
         ratio = by_step / envs
         change = {"algorithm.updates_per_step": math.ceil(4 * RATIO * envs)}
-    if signals.fraction < EARLY or _learns(signals) or not ratio * total < FEW_UPDATES or ratio >= RATIO:
+    if not ratio * total < FEW_UPDATES or ratio >= RATIO:
         return None
     return Finding(
-        "few_updates",
-        "There are too few updates",
         (signals.evidence("updates per transition", ratio, RATIO),),
         f"The whole run makes {ratio * total:,.0f} of them; SAC learns from each transition many times.",
         change,
     )
 
 
+@rule("Values diverge", unless=("learns",))
 def impossible_values(signals: Signals) -> Finding | None:
     """The critics expect more than the best rewards could sum up to, or less than the worst."""
     values = signals.known("value/mean")
     low, high = _rewards(signals)
     far = 1.0 / (1.0 - signals.number("algorithm.gamma"))
     returns = signals.known("return")
-    if len(values) < LAST or not math.isfinite(low) or not len(returns) or _learns(signals):
+    if len(values) < LAST or not math.isfinite(low) or not len(returns):
         return None
     entropy = median(signals.recent("policy/entropy", LAST)) * median(signals.recent("policy/temperature", LAST))
     slack = SLACK * far * max(high, -low) + far * abs(entropy) * _unit(signals)
@@ -140,8 +131,6 @@ def impossible_values(signals: Signals) -> Finding | None:
     if lowest <= value <= highest:
         return None
     return Finding(
-        "impossible_values",
-        "Values diverge",
         (signals.evidence("value/mean", value, highest if value > highest else lowest),),
         "No policy has such a return with the rewards so far: the critics learn from their own errors.",
         {
@@ -161,6 +150,7 @@ def _slower_critics(signals: Signals) -> dict[str, Any]:
     return {name: 3e-4} if signals.number(name) > 1e-3 else {}
 
 
+@rule("Returns exceed the support of the critics", unless=("solved",))
 def narrow_support(signals: Signals) -> Finding | None:
     """Returns lie beyond the atoms of the critics."""
     low, high = signals.setting("algorithm.critic.support", (-5.0, 5.0))
@@ -170,24 +160,23 @@ def narrow_support(signals: Signals) -> Finding | None:
     if not atoms > 1 or signals.setting("algorithm.scale_rewards") or not len(reward) or not len(length):
         return None
     value = median(reward) * min(1.0 / (1.0 - signals.number("algorithm.gamma")), float(length[-1]))
-    if signals.solved or low <= value <= high:
+    if low <= value <= high:
         return None
     return Finding(
-        "narrow_support",
-        "Returns exceed the support of the critics",
         (signals.evidence("discounted return", value, low if value < low else high),),
         "Critics with atoms cannot predict a return beyond their support, so all good actions look alike.",
         {"algorithm.scale_rewards": True},
     )
 
 
+@rule("The entropy outweighs the rewards", after=EARLY, unless=("learns",))
 def high_temperature(signals: Signals) -> Finding | None:
     """A nat of entropy is worth more than any reward, and the policy is random or short of its target."""
     entropy = signals.recent("policy/entropy", LAST)
     temperature = signals.recent("policy/temperature", LAST)
     target = signals.recent("doctor/target_entropy", 1)
     low, high = _rewards(signals)
-    if signals.fraction < EARLY or _learns(signals) or not len(entropy) or not len(target):
+    if not len(entropy) or not len(target):
         return None
     limit = (high - low) / _unit(signals)
     dim = _dim(signals)
@@ -203,8 +192,6 @@ def high_temperature(signals: Signals) -> Finding | None:
             "algorithm.std.maximum": 7.4,
         }
     return Finding(
-        "high_temperature",
-        "The entropy outweighs the rewards",
         (
             signals.evidence("policy/temperature", median(temperature), limit),
             signals.evidence("policy/entropy", median(entropy), float(target[-1])),
@@ -214,6 +201,7 @@ def high_temperature(signals: Signals) -> Finding | None:
     )
 
 
+@rule("Exploration has ended early", unless=("learns",))
 def low_temperature(signals: Signals) -> Finding | None:
     """The policy has become deterministic, and has learned little."""
     entropy = signals.recent("policy/entropy", LAST)
@@ -221,7 +209,7 @@ def low_temperature(signals: Signals) -> Finding | None:
     dim = _dim(signals)
     low, high = _rewards(signals)
     limit = LOW * (high - low) / _unit(signals)
-    if _learns(signals) or not len(entropy) or not median(entropy) < DETERMINISTIC * dim:
+    if not len(entropy) or not median(entropy) < DETERMINISTIC * dim:
         return None
     if not median(temperature) < limit:
         return None
@@ -229,8 +217,6 @@ def low_temperature(signals: Signals) -> Finding | None:
     if not signals.setting(f"{TEMPERATURE}.learned", True) or not any(map(signals.setting, change)):
         change = {f"{TEMPERATURE}.initial": float(f"{10 * limit:.1g}"), f"{TEMPERATURE}.learned": True}
     return Finding(
-        "low_temperature",
-        "Exploration has ended early",
         (
             signals.evidence("policy/entropy", median(entropy), DETERMINISTIC * dim),
             signals.evidence("policy/temperature", median(temperature), limit),
@@ -240,15 +226,14 @@ def low_temperature(signals: Signals) -> Finding | None:
     )
 
 
+@rule("Actions are stuck at their bounds", unless=("learns",))
 def saturated_actions(signals: Signals) -> Finding | None:
     """Nearly all actions lie at a bound, where the squashing has no slope."""
     shares = signals.recent("doctor/action_at_bound", 2)
-    if not len(shares) or np.min(shares) < AT_BOUND or _learns(signals) or not len(signals.known("value/mean")):
+    if not len(shares) or np.min(shares) < AT_BOUND or not len(signals.known("value/mean")):
         return None
     rate = signals.number("algorithm.optimizer.learning_rate")
     return Finding(
-        "saturated_actions",
-        "Actions are stuck at their bounds",
         (signals.evidence("doctor/action_at_bound", shares[-1], AT_BOUND),),
         "There the squashing has no slope, so the policy cannot learn to leave them.",
         {"algorithm.optimizer.learning_rate": 3e-4} if rate > 1e-3 else {},

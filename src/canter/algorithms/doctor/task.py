@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median, rule
 
 LOOKS = 3
 """Looks of the doctor that must agree."""
@@ -24,18 +24,17 @@ NOTHING = 0.4
 """Fraction of the run after which no gain at all is a finding."""
 
 
+@rule("No reward so far", after=EARLY)
 def no_reward(signals: Signals) -> Finding | None:
     """Every reward so far was 0, and nothing else drives exploration."""
     rewards = signals.known("rollout_reward")
     measured = [signals.known(name) for name in ("doctor/reward_min", "doctor/reward_max")]
     returns = signals.known("rollout_return")
-    if signals.fraction < EARLY or not len(returns) or np.any(rewards) or any(map(np.any, measured)) or np.any(returns):
+    if not len(returns) or np.any(rewards) or any(map(np.any, measured)) or np.any(returns):
         return None
     if signals.extension("rnd"):
         return None
     return Finding(
-        "no_reward",
-        "No reward so far",
         (signals.evidence("rollout_reward", 0.0, 0.0),),
         f"All rewards of {int(signals.steps[-1]):,} steps were 0, so no action is better than another.",
         advice="reward progress on the way to the goal, start nearer to it, or explore by curiosity: "
@@ -43,40 +42,39 @@ def no_reward(signals: Signals) -> Finding | None:
     )
 
 
+@rule("The reward depends on nothing", after=2 * EARLY)
 def constant_reward(signals: Signals) -> Finding | None:
     """Every step is rewarded alike, and no episode terminates."""
     low = signals.known("doctor/reward_min")
     high = signals.known("doctor/reward_max")
     terminated = signals.known("terminated_rate")
-    if signals.fraction < 2 * EARLY or len(low) < LOOKS or not len(terminated) or terminated.any():
+    if len(low) < LOOKS or not len(terminated) or terminated.any():
         return None
     if np.ptp(np.concatenate([low, high])) > 0 or low[0] == 0:
         return None
     if low[0] < 0 and signals.fraction < GOAL_BY:
         return None
     return Finding(
-        "constant_reward",
-        "The reward depends on nothing",
         (signals.evidence("doctor/reward_max", high[-1], low[-1]), signals.evidence("terminated_rate", 0.0, 0.0)),
         f"Every step was rewarded with {low[0]:g} and no episode terminated, so all policies earn the same.",
         advice="check the reward function of the environment",
     )
 
 
+@rule("Observations never change", unless=("one_step", "self_play"))
 def blind(signals: Signals) -> Finding | None:
     """No component of the observations varies."""
     constant = signals.recent("doctor/obs_constant", LOOKS)
-    if not len(constant) or constant.min() < 1.0 or signals.one_step or signals.self_play:
+    if not len(constant) or constant.min() < 1.0:
         return None
     return Finding(
-        "blind",
-        "Observations never change",
         (signals.evidence("doctor/obs_constant", constant[-1], 1.0),),
         "All components were constant over whole rollouts, so the policy cannot tell states apart.",
         advice="check what the environment returns as observation: canter check",
     )
 
 
+@rule("One environment differs from all others")
 def broken_env(signals: Signals) -> Finding | None:
     """One environment is rewarded unlike all others, at every look."""
     looks = 2 * LOOKS
@@ -85,15 +83,15 @@ def broken_env(signals: Signals) -> Finding | None:
     if not len(worst) or np.ptp(worst) > 0 or distance.min() < 4.0 or median(distance) < EXCEPTION:
         return None
     return Finding(
-        "broken_env",
-        f"Environment {int(worst[-1])} differs from all others",
         (signals.evidence("doctor/env_distance", median(distance), EXCEPTION),),
         f"Its mean reward was the farthest from the median at each of {looks} looks, by that many robust standard "
         "deviations.",
         advice=f"step environment {int(worst[-1])} alone and compare",
+        title=f"Environment {int(worst[-1])} differs from all others",
     )
 
 
+@rule("A time limit is reported as a termination")
 def deadline_terminates(signals: Signals) -> Finding | None:
     """Episodes terminate at one length, which is a time limit."""
     share = signals.recent("doctor/longest_share", LOOKS)
@@ -103,8 +101,6 @@ def deadline_terminates(signals: Signals) -> Finding | None:
     if signals.setting("env.finite_horizon"):
         return None
     return Finding(
-        "deadline_terminates",
-        "A time limit is reported as a termination",
         (signals.evidence("doctor/longest_share", share[-1], SAME_LENGTH),),
         f"That share of terminated episodes has exactly {int(longest[-1])} steps, and the critic learns that nothing "
         "follows.",
@@ -113,6 +109,7 @@ def deadline_terminates(signals: Signals) -> Finding | None:
     )
 
 
+@rule("Final observations are lost")
 def final_obs(signals: Signals) -> Finding | None:
     """The last observation of truncated episodes is that of the next one."""
     lost = signals.known("doctor/final_is_reset")
@@ -120,20 +117,19 @@ def final_obs(signals: Signals) -> Finding | None:
     if len(lost) < 2 or lost[-2:].min() < 0.9 or signals.known("doctor/obs_constant")[-1] == 1.0:
         return None
     return Finding(
-        "final_obs",
-        "Final observations are lost",
         (signals.evidence("doctor/final_is_reset", lost[-1], 0.9),),
         "At truncations the final observation is the first of the next episode, so the wrong value is bootstrapped.",
         advice="let the environment return the observation before the reset as `final_obs`",
     )
 
 
+@rule("Ending the episode pays", unless=("self_play",))
 def dying_pays(signals: Signals) -> Finding | None:
     """Episodes get shorter while the negative return rises."""
     lengths = signals.known("rollout_length")
     rewards = signals.known("rollout_reward")
     terminated = signals.known("terminated_rate")
-    if len(lengths) < 8 or signals.setting("success.ending") in ("terminated", "any") or signals.self_play:
+    if len(lengths) < 8 or signals.setting("success.ending") in ("terminated", "any"):
         return None
     now = median(lengths[-4:])
     ends = terminated.min() >= 0.95
@@ -141,8 +137,6 @@ def dying_pays(signals: Signals) -> Finding | None:
     if not ends or not better or now > SHORTER * lengths[0] or now < 1.5:
         return None
     return Finding(
-        "dying_pays",
-        "Ending the episode pays",
         (
             signals.evidence("rollout_length", now, SHORTER * float(lengths[0])),
             signals.evidence("rollout_reward", rewards[-1], 0.0),
@@ -153,37 +147,35 @@ def dying_pays(signals: Signals) -> Finding | None:
     )
 
 
+@rule("The discount is short", after=EARLY, unless=("solved",))
 def short_discount(signals: Signals) -> Finding | None:
     """The discount forgets most of an episode."""
     gamma = signals.number("algorithm.gamma")
     lengths = signals.known("length")
-    if not gamma <= 0.8 or signals.setting("algorithm.objective") == "average" or signals.solved or not len(lengths):
+    if not gamma <= 0.8 or signals.setting("algorithm.objective") == "average" or not len(lengths):
         return None
     sight = 1.0 / (1.0 - gamma)
-    if signals.fraction < EARLY or lengths[-1] < FAR_SIGHT * sight:
+    if lengths[-1] < FAR_SIGHT * sight:
         return None
     return Finding(
-        "short_discount",
-        "The discount is short",
         (signals.evidence("length", lengths[-1], FAR_SIGHT * sight),),
         f"gamma={gamma:g} looks {sight:.2g} steps ahead, and later consequences of an action count for nothing.",
         {"algorithm.gamma": 0.99},
     )
 
 
+@rule("The return fell after its best", after=0.2, unless=("solved",))
 def fell(signals: Signals) -> Finding | None:
     """The return fell far below its best, for a tenth of the run."""
     returns = signals.known("return", since=max(signals.fraction - 0.1, 0.0))
     best = signals.known("return")
-    if signals.fraction < 0.2 or len(returns) < 4 or signals.gain(float(best.max())) < LEARNED_BEFORE or signals.solved:
+    if len(returns) < 4 or signals.gain(float(best.max())) < LEARNED_BEFORE:
         return None
     limit = best[0] + FELL * (best.max() - best[0])
     if returns.max() > limit:
         return None
     step = signals.steps[int(np.nanargmax(signals.column("return")))]
     return Finding(
-        "fell",
-        "The return fell after its best",
         (signals.evidence("return", returns[-1], limit), signals.evidence("return", best.max(), limit, step)),
         "Late updates destroyed what was learned; the best policy is kept.",
         {
@@ -200,43 +192,39 @@ LEARNED_BEFORE = 5.0
 WORTH_EVALUATING = 2.0
 """Gain in training from which three evaluations of a few episodes can show that half of it is lost."""
 HALF = 0.5
-"""Share of that gain, and of the run."""
+"""Share of that gain, and of the run: the mean of a policy that has just begun may fail where its noise succeeds."""
 
 
+@rule("Nothing is learned", after=NOTHING, unless=("solved", "self_play"))
 def nothing_learned(signals: Signals) -> Finding | None:
     """The return is still that of the untrained policy, and no rule tells why."""
-    if signals.fraction < NOTHING or signals.start is None or signals.solved:
+    if signals.start is None:
         return None
     latest = signals.gain(median(signals.recent("rollout_return", 3)))  # `return` is late where episodes are few
     if signals.gain(float(signals.known("return").max())) > 1.0 or signals.current_gain > 0.5 or latest > 1.0:
         return None
     # With motion clips the return of the task is not all that is learned.
-    if signals.self_play or signals.setting("until.mean_return") is not None or signals.extension("amp"):
+    if signals.setting("until.mean_return") is not None or signals.extension("amp"):
         return None
     returns = signals.known("return")
     return Finding(
-        "nothing_learned",
-        "Nothing is learned",
         (signals.evidence("return", returns[-1], signals.start[0] + 0.5 * signals.start[1]),),
         "The return is within half a standard deviation of the untrained policy's.",
         advice="in this order: canter check, a reward that shows partial success, scales, a larger learning rate",
     )
 
 
+@rule("Evaluations are far worse than training", after=HALF)
 def eval_differs(signals: Signals) -> Finding | None:
     """Evaluations without noise earn far less than training."""
     evaluations = signals.recent("eval/return", LOOKS)
     returns = signals.known("return")
     if not len(evaluations) or signals.current_gain < WORTH_EVALUATING or signals.start is None:
         return None
-    if signals.fraction < HALF:  # the mean of a policy that has just begun to learn may fail where its noise succeeds
-        return None
     limit = signals.start[0] + HALF * (returns[-1] - signals.start[0])
     if evaluations.max() > limit:
         return None
     return Finding(
-        "eval_differs",
-        "Evaluations are far worse than training",
         (signals.evidence("eval/return", evaluations[-1], limit),),
         "Either the noise is a part of the solution, or the policy sees other statistics when it is evaluated.",
         advice="compare `canter eval RUN --stochastic` with `canter eval RUN`; if the noise matters, let the std fall",

@@ -279,10 +279,10 @@ def early_ends_pay(signals: Signals, baselines: Sequence[Baseline]) -> Finding |
     if correlation > SHORTER_IS_BETTER:
         return None
     return Finding(
-        "dying_pays",
-        "Ending the episode pays",
         (Evidence("correlation of return and length", correlation, int(signals.steps[-1]), SHORTER_IS_BETTER),),
         "Every step costs and every episode terminates, so the best policy is the one that ends it soonest. If that "
         "is the goal, set success.ending=terminated.",
         advice="check the sign of the reward, or reward every step in which nothing has failed",
+        rule="dying_pays",
+        title="Ending the episode pays",
     )
