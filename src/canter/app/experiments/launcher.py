@@ -1,7 +1,7 @@
 """Start runs without waiting for imports: a server process imports everything once and forks.
 
-The server reads a line of JSON for each run and forks a process for it, in a session of its own, so
-that Ctrl-C reaches it once. It writes the pid of each run, and its exit code at the end. Runs
+The server receives an order in JSON for each run and forks a process for it, in a session of its own,
+so that Ctrl-C reaches it once. It sends the pid of each run, and its exit code at the end. Runs
 outlive the server, which ends with the process that it serves. With a GPU or on macOS, where forked
 processes are not safe, a run starts as a new process.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
 
@@ -48,7 +49,7 @@ class Launcher:
     def __init__(self) -> None:
         self.runs: dict[int, LaunchedRun] = {}
         self.server: subprocess.Popen[bytes] | None = None
-        self.text = b""
+        self.connection: Connection | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -60,22 +61,28 @@ class Launcher:
                 os.kill(run.pid, signal.SIGINT)
         while self.update():
             time.sleep(LOOK_SECONDS)
-        if self.server is not None:
-            self.server.communicate()
+        self._close()
+
+    def _close(self) -> None:
+        """End the server."""
+        if self.server is not None and self.connection is not None:
+            self.connection.close()
+            self.server.wait()
+            self.connection = None
 
     def start(self, argv: Sequence[str], log: Path) -> LaunchedRun:
         """Start `canter` with these arguments; its output goes to the end of the file `log`."""
         if self.server is not None and self.server.poll() is not None:
             self.update()
-            self.server.communicate()  # closes its pipes
-            self.server = None
-        if self.server is None:
-            command = [sys.executable, "-c", SERVER]
-            pipe = subprocess.PIPE
-            self.server = subprocess.Popen(command, stdin=pipe, stdout=pipe, bufsize=0, start_new_session=True)
-        order = {"argv": list(argv), "log": str(log.absolute())}
-        assert self.server.stdin is not None
-        self.server.stdin.write(json.dumps(order).encode() + b"\n")
+            self._close()
+        if self.connection is None:
+            self.connection, other = Pipe()
+            command = [sys.executable, "-c", SERVER, str(other.fileno())]
+            nothing = subprocess.DEVNULL
+            fds = [other.fileno()]
+            self.server = subprocess.Popen(command, stdin=nothing, pass_fds=fds, start_new_session=True)
+            other.close()
+        self.connection.send_bytes(json.dumps({"argv": list(argv), "log": str(log.absolute())}).encode())
         while True:
             message = self._read(block=True)
             if message is None:
@@ -97,49 +104,44 @@ class Launcher:
 
     def _read(self, *, block: bool) -> dict[str, Any] | None:
         """Return the next message of the server; None if there is none."""
-        pipe = None if self.server is None else self.server.stdout
-        while b"\n" not in self.text:
-            if pipe is None or not (block or select.select([pipe], [], [], 0)[0]):
+        try:
+            if self.connection is None or not (block or self.connection.poll()):
                 return None
-            received = os.read(pipe.fileno(), 1 << 16)
-            if not received:
-                return None
-            self.text += received
-        line, _, self.text = self.text.partition(b"\n")
-        message = json.loads(line)
+            message = json.loads(self.connection.recv_bytes())
+        except (EOFError, OSError):  # it was killed
+            return None
         if "ended" in message:
             self.runs[message["ended"]].returncode = message["code"]
         return message
 
 
 def serve(main: Callable[[list[str]], Any]) -> None:
-    """Call `main` with the arguments of each order on stdin, in a process that is forked for it."""
-    text = b""
+    """Call `main` with the arguments of each order, in a process that is forked for it."""
+    connection = Connection(int(sys.argv[1]))
     running: set[int] = set()
     while True:
         for pid in list(running):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 running.remove(pid)
-                _write({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
-        if not select.select([0], [], [], LOOK_SECONDS)[0]:
+                connection.send_bytes(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
+        if not connection.poll(LOOK_SECONDS):
             continue
-        received = os.read(0, 1 << 16)
-        if not received:
+        try:
+            order = json.loads(connection.recv_bytes())
+        except EOFError:
             return
-        *lines, text = (text + received).split(b"\n")
-        for line in lines:
-            order = json.loads(line)
-            pid = os.fork()
-            if pid == 0:
-                _redirect(order["log"])
-                if not is_safe_after_fork():
-                    os.execv(sys.executable, [sys.executable, "-m", "canter", *order["argv"]])
-                sys.argv = ["canter", *order["argv"]]
-                main(order["argv"])
-                return
-            running.add(pid)
-            _write({"started": pid})
+        pid = os.fork()
+        if pid == 0:
+            connection.close()
+            _redirect(order["log"])
+            if not is_safe_after_fork():
+                os.execv(sys.executable, [sys.executable, "-m", "canter", *order["argv"]])
+            sys.argv = ["canter", *order["argv"]]
+            main(order["argv"])
+            return
+        running.add(pid)
+        connection.send_bytes(json.dumps({"started": pid}).encode())
 
 
 def is_safe_after_fork() -> bool:
@@ -147,10 +149,6 @@ def is_safe_after_fork() -> bool:
     import torch
 
     return sys.platform == "linux" and not torch.cuda.is_available()
-
-
-def _write(message: dict[str, int]) -> None:
-    os.write(1, json.dumps(message).encode() + b"\n")
 
 
 def _redirect(log: str) -> None:

@@ -59,15 +59,15 @@ class Plan(ABC):
         """Return runs to do next, in any order; none once everything is done."""
 
     @abstractmethod
-    def is_done(self, run: Any) -> bool:
+    def is_done(self, run: Any, /) -> bool:
         """Return whether a run has ended as requested, also in a session that was killed."""
 
     @abstractmethod
-    def arguments(self, run: Any) -> list[str]:
+    def arguments(self, run: Any, /) -> list[str]:
         """Return the arguments of `canter` that start or resume a run."""
 
     @abstractmethod
-    def record(self, run: Any, *, failed: bool) -> str:
+    def record(self, run: Any, /, *, failed: bool) -> str:
         """Record the result of a run that has ended and return a line about it."""
 
     def add_time(self, spent: float) -> None:

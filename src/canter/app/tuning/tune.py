@@ -130,7 +130,7 @@ def open_plan(folder: Path, **changes: Any) -> Any:
     if file is None:
         raise UserError(f"{folder} has no plan: none of {', '.join(FILES)}")
     try:
-        stored = from_plain(read_json(file), FILES[file.name])
+        stored: Any = from_plain(read_json(file), FILES[file.name])
     except (OSError, Malformed, ConfigError) as error:
         raise UserError(f"{file} cannot be read: {error}") from error
     settings = replace(stored, **changes)
