@@ -102,7 +102,9 @@ def test_schedules_and_early_stopping_are_those_of_an_ordinary_run(schedule):
     assert min(steps) < 24  # the target stops some updates
     assert float(both.latest["optim/minibatch_updates"][0]) == steps[-1]
     rates = both.optimizer.adam.learning_rate
-    assert float(rates[0]) == pytest.approx(float(expected.optimizers["policy"].groups["model"].learning_rate))
+    second, _ = single_run("pendulum", MemberConfig(learning_rate=3e-3).settings_of(config), 9, 3)
+    for rate, one in zip(rates, (expected, second), strict=True):
+        assert float(rate) == pytest.approx(float(one.optimizers["policy"].groups["model"].learning_rate))
     assert len(own_rows) == 3
 
 
@@ -138,6 +140,29 @@ def test_a_setting_changes_its_member_and_no_bit_of_the_others(setting):
         assert left["flat"][number].equal(right["flat"][number])
         assert all(buffer[number].equal(right["buffers"][name][number]) for name, buffer in left["buffers"].items())
     assert not left["flat"][1].equal(right["flat"][1])
+
+
+def test_draws_that_are_made_ahead_are_those_of_the_member_alone():
+    """As on a GPU, where the draws of all steps of a rollout take one launch for each member."""
+    config = canter.PPOConfig(**SHARED)
+
+    def learn(members):
+        env = tensor_envs["pendulum"](ENVS * len(members), max_episode_steps=7)
+        algorithm = population(config, members).build(env.spec, 0)
+        algorithm.draws_ahead = True
+        collector = Collector(env, algorithm, derive_seed(0, "env"))
+        for _ in range(2):
+            algorithm.begin_iteration()
+            algorithm.update(collector.collect())
+        assert not any(next(block, None) is not None for block in algorithm.policy_rng.blocks.values())
+        return algorithm, collector.rollout.record.action
+
+    together, action = learn(MEMBERS)
+    for number, member in enumerate(MEMBERS):
+        alone, own = learn([member])
+        assert_close(weights(alone.policy), weights(together.views[number]))
+        torch.testing.assert_close(action[:, number * ENVS : (number + 1) * ENVS], own, rtol=1e-3, atol=1e-3)
+    assert len(action.unique()) == action.numel()  # no draw is used twice
 
 
 def test_settings_in_device_tensors_may_change_during_a_run():

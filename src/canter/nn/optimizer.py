@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core import distributed
+from canter.core.dispatch import plain_functions
 from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.functional.optimization import AdamGroup, adam_rows_, adam_step_
@@ -234,7 +235,8 @@ class MemberSchedules:
 
     def observe_(self, kl: Tensor, event: Event) -> None:
         """Adapt each value to the KL `[P]` of its member."""
-        self.schedules[0].observe_(self.values, kl, event)
+        with plain_functions():  # kernels take single numbers
+            self.schedules[0].observe_(self.values, kl, event)
 
 
 class AveragedPolicy:

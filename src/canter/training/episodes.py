@@ -41,6 +41,8 @@ class NonFiniteElsewhere(NonFinite):
     """NaN or infinity appeared on another rank, and not on this one."""
 
 
+BY_STEP = ("return_", "length", "ending")
+"""Tensors `[T, N]` that are kept of a rollout: of each step, as if an episode ended there."""
 NONFINITE_UPDATE = "weights, moments or statistics became NaN or infinite in an update"
 
 
@@ -158,9 +160,9 @@ class EpisodeTracker:
         """
         kept = self.kept
         self.kept = []
-        shapes = {name: tensor.shape for name, tensor in kept[0].items()}
-        flat = torch.stack([torch.cat([part.reshape(-1) for part in rollout.values()]) for rollout in kept])
-        parts = flat.cpu().split([shape.numel() for shape in shapes.values()], dim=1)  # the one host sync
+        shapes = {name: tensor.shape for name, tensor in kept[0].items() if name not in BY_STEP}
+        flat = torch.stack([torch.cat([rollout[name].reshape(-1) for name in shapes]) for rollout in kept])
+        parts = flat.cpu().split([shape.numel() for shape in shapes.values()], dim=1)
         read = {name: part.unflatten(1, shapes[name]) for name, part in zip(shapes, parts, strict=True)}
         self.unclean = int(read["flags"][:, 1].sum()) if not read["flags"][-1, 1] else None
         error = self._first_error(read, steps)
@@ -176,7 +178,7 @@ class EpisodeTracker:
             error.before = number
             raise error
         env_steps, resets, reward = sums[len(kept) :].tolist()
-        return_, length, ending = _ended(*(read[name] for name in ("return_", "length", "ending")))
+        return_, length, ending = _ended(torch.stack([torch.stack([each[name] for each in kept]) for name in BY_STEP]))
         gains = distributed.all_gather(read["gain_and_time"].movedim(-1, 0)).movedim(0, -1)
         return Episodes(
             return_=return_.tolist(),
@@ -202,12 +204,13 @@ class EpisodeTracker:
         return None
 
 
-def _ended(return_: Tensor, length: Tensor, ending: Tensor) -> Tensor:
-    """Select from `[K, T, N]` where `ending` is not 0; return `[3, E]` of all ranks, by time."""
-    ended = torch.stack([return_, length, ending])[:, ending > 0]
+def _ended(steps: Tensor) -> Tensor:
+    """Select from `[3, K, T, N]`, as in `BY_STEP`, where episodes ended; return `[3, E]` of all ranks, by time."""
+    ending = steps[-1]
+    ended = steps[:, ending > 0].cpu()  # few of many steps: only they leave the device
     if not distributed.active():
         return ended
-    rollout, step, env = torch.nonzero(ending > 0, as_tuple=True)
+    rollout, step, env = torch.nonzero(ending > 0).cpu().unbind(1)
     place = (rollout * ending.shape[1] + step) * ending.shape[2] * distributed.world_size()
     place = place + env + distributed.rank() * ending.shape[2]
     rows = distributed.all_gather(torch.cat([place.double().unsqueeze(0), ended]).t().contiguous())

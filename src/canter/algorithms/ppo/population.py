@@ -101,6 +101,10 @@ class PopulationPPO(Algorithm[PPORecord]):
         self.progress = torch.zeros((), device=device)
         self.policy_rng = MemberStreams(device, [derive_seed(own, "policy") for own in self.seeds])
         self.shuffle_rng = MemberStreams(device, [derive_seed(own, "shuffle") for own in self.seeds])
+        self.streams_ahead = [self.policy_rng]
+        """Streams that are drawn from in every step of a rollout."""
+        self.draws_ahead = device.type == "cuda"
+        """Draw for all steps of a rollout at once; on a CPU each step draws what a single run draws."""
         self.single = PPO(self.configs[0], replace(spec, num_envs=spec.num_envs // self.size), self.seeds[0])
         """PPO of one member; its tensors are replaced by those of the members while it computes."""
         engine = MemberEngine(self.single.losses["policy"], self.single.model, self.single.optimizers["policy"])
@@ -163,6 +167,7 @@ class PopulationPPO(Algorithm[PPORecord]):
             )
         seeds = [derive_seed(own, "env") for own in self.seeds]
         env.generator = MemberStreams(self.spec.device, seeds, origin=derive_seed(self.seed, "env"))
+        self.streams_ahead = [self.policy_rng, env.generator]
 
     def generators(self) -> list[torch.Generator]:
         """Return the random streams of all members."""
@@ -206,6 +211,11 @@ class PopulationPPO(Algorithm[PPORecord]):
 
     # Acting and learning
 
+    def begin_iteration(self) -> None:
+        """Let the steps of the next rollout draw together."""
+        for streams in self.streams_ahead:
+            streams.draw_ahead(self.horizon if self.draws_ahead else 1)
+
     def empty_record(self) -> PPORecord:
         """Return a record `[P * N, ...]` of the right shapes and dtypes, as a template for buffers."""
         params = torch.zeros((self.spec.num_envs, self.distribution.param_dim), device=self.spec.device)
@@ -230,8 +240,7 @@ class PopulationPPO(Algorithm[PPORecord]):
         self._count_episodes(rollout)
         parts = self._by_member(rollout, 1)
         batch, targets, metrics = self._each(self._prepare, parts)
-        with plain_functions():
-            result = self.phase.run(batch, kl=self.policy_kl)
+        result = self.phase.run(batch, kl=self.policy_kl)
         assert result.kl is not None
         self.policy_kl.copy_(result.kl)
         self._each(self._finish, parts, targets)

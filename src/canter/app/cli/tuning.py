@@ -47,17 +47,12 @@ def tune_command(arguments: argparse.Namespace) -> None:
     print(f"To train with the best settings: {program()} train {env} --config {shlex.quote(str(result.best))}")
 
 
-def pbt_flags(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the flags `--pbt.NAME` that are given, by name."""
-    given = {name.removeprefix(PBT): value for name, value in vars(arguments).items() if name.startswith(PBT)}
-    return {name: value for name, value in given.items() if value is not None}
-
-
 def new_plan_of(arguments: argparse.Namespace) -> TunePlan:
     """Return a new plan; settings of an imported file come before those of flags."""
     specs = take_space(arguments)
     given = {name: value for name in SEARCH_FLAGS if (value := getattr(arguments, name)) is not None}
-    flags = pbt_flags(arguments)
+    own = {name: value for name, value in vars(arguments).items() if name.startswith(PBT) and value is not None}
+    flags = {name.removeprefix(PBT): value for name, value in own.items()}
     if not (arguments.pbt or flags):
         settings: PlanConfig = TuneConfig(**given, space=specs)
         config, _ = merged_config(arguments)

@@ -75,9 +75,8 @@ converts)."""
 def translate_flag(flag: str) -> str | None:
     """Return Canter's flag for another library's and a converter; None if it is unknown."""
     name, conversion = FOREIGN.get(flag.lstrip("-").replace("_", "-").lower(), ("", ""))
-    if conversion.endswith(PYTHON_ONLY):
-        return f"here it is {name.replace('-', '_')} ({conversion})"
-    return f"here it is --{name} ({conversion})" if name else None
+    shown = name.replace("-", "_") if conversion.endswith(PYTHON_ONLY) else f"--{name}"
+    return f"here it is {shown} ({conversion})" if name else None
 
 
 def translate_key(key: str) -> str | None:

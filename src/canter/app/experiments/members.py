@@ -34,8 +34,9 @@ def score_members(
             seed = derive_seed(config.seed, "eval")
             played = evaluate(population.all_policies, playing, env.num_envs, seed, max_steps=EVAL_STEPS)
         except EpisodesUnfinished:
-            unknown: list[Evaluation | None] = [None] * population.size
-            return unknown, f"Final scores: none, as some episodes did not end within {EVAL_STEPS:,} steps"
+            return [
+                None
+            ] * population.size, f"Final scores: none, as some episodes did not end within {EVAL_STEPS:,} steps"
     scores = [
         Evaluation(played.return_[i : i + episodes], played.length[i : i + episodes])
         for i in range(0, env.num_envs, episodes)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from canter.app.console.text import format_number
 from canter.app.experiments.folders import numbered_names
@@ -124,7 +124,7 @@ class _Session:
         self.launcher = launcher
         self.running: dict[str, tuple[Any, LaunchedRun, int]] = {}
         """Run, process and claim, by name."""
-        self.attempts: Counter[str] = Counter()
+        self.attempts: Counter[tuple[str, str]] = Counter()
         self.start = time.monotonic() - plan.spent
         self.todo: Sequence[Any] = []
         self._look()
@@ -163,7 +163,7 @@ class _Session:
             return []
         if self.plan.is_done(run):
             return [self._record(run, held, failed=False)]
-        self.attempts[run.key] += 1
+        self.attempts[run.name, run.key] += 1
         with folder_mutex(self.plan.folder):
             arguments = self.plan.arguments(run)
         process = self.launcher.start(arguments, self.plan.folder / f"{run.name}.log")
@@ -178,7 +178,7 @@ class _Session:
                 continue
             del self.running[name]
             killed = process.returncode < 0 or is_locked(self.plan.folder / name)
-            if killed and self.attempts[run.key] < self.plan.attempts:
+            if killed and self.attempts[run.name, run.key] < self.plan.attempts:
                 os.close(held)
             else:
                 lines.append(self._record(run, held, failed=process.returncode != 0))
@@ -240,16 +240,11 @@ class Commands:
         return ["resume", str(path), *more, *scratch, "--console", "lines"]
 
 
-@dataclass(frozen=True)
-class SweepRun:
+class SweepRun(NamedTuple):
     """A run of a sweep, to its end."""
 
     name: str
-
-    @property
-    def key(self) -> str:
-        """Name of its result."""
-        return self.name
+    key: str = "end"
 
 
 class Sweep(Plan):

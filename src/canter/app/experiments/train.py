@@ -77,7 +77,7 @@ def train(
     initial = _initial_weights(init_from, run_dir)
     plan = plan_run(task, env, config, preset, settings)
     quiet = console == "quiet"
-    notify = _discard if quiet else print
+    notify = str if quiet else print
     check_machine(plan.config)
     check_name(run_dir, name)
     notify("\n".join(filter(None, (announcement(plan.config, plan.source), plan.note))))
@@ -133,7 +133,7 @@ def resume(
     if task is not None and task.env_id != config.env.id:
         raise UserError(f"env is {task.env_id}, and {path} learns in {config.env.id}")
     check_machine(config)
-    notify = _discard if console == "quiet" else print
+    notify = str if console == "quiet" else print
     notify(announcement(config, f"the settings of {path}"))
     changes = logger.warning if console == "quiet" else print
     folder = open_run(path, stored, config, accept_edits=accept_edits, notify=changes)
@@ -153,10 +153,6 @@ def resume(
 
 def _initial_weights(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
     return InitFrom(find_run_or_policy(init_from, run_dir)) if isinstance(init_from, str | Path) else init_from
-
-
-def _discard(text: str) -> None:
-    """Print nothing."""
 
 
 def _check_arguments(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from canter.config import TrainConfig
 from canter.core.plain import to_plain
@@ -37,11 +36,11 @@ def copy_learner(leader: Path, member: Path, number: int, rate_factor: float = 1
     if own["identity"].get(ROUND) == number:
         return
     source = own if leader == member else CheckpointStore(leader / CHECKPOINTS).load_latest()[1]
-    learner = {name: part for name, part in source["algorithm"].items() if not _is_own(name)}
-    if rate_factor != 1.0:
-        for name, phase in learner["optimizers"].items():
-            if name != "central_value":  # it has settings of its own
-                _scale_rates(phase, rate_factor)
+    parts = source["algorithm"].items()
+    learner = {name: part for name, part in parts if name not in OWN and not name.endswith(OWN_ENDS)}
+    phases = learner["optimizers"].items() if rate_factor != 1.0 else ()
+    for group in (group for name, phase in phases if name != "central_value" for group in phase.values()):
+        group["learning_rate"] = group["learning_rate"] * rate_factor  # the central value has settings of its own
     store.save(
         step,
         {
@@ -51,15 +50,6 @@ def copy_learner(leader: Path, member: Path, number: int, rate_factor: float = 1
             "run": {**own["run"], **{name: source["run"][name] for name in FROM_LEADER}},
         },
     )
-
-
-def _is_own(name: str) -> bool:
-    return name in OWN or name.endswith(OWN_ENDS)
-
-
-def _scale_rates(groups: dict[str, Any], factor: float) -> None:
-    for group in groups.values():
-        group["learning_rate"] = group["learning_rate"] * factor
 
 
 def rate_key(config: TrainConfig) -> str:
