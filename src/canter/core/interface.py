@@ -56,12 +56,6 @@ class Signal:
             if values is not None and len(values) not in (1, frame):
                 raise UserError(f"interface: {self.name}: {name} has {len(values)} values, expected 1 or {frame}")
 
-    @property
-    def component_names(self) -> tuple[str, ...]:
-        """Name of each component of all frames; empty if they are unknown."""
-        names = self.components or ()
-        return names if self.history in (None, 1) else tuple(f"{n}_{t}" for t in range(self.history) for n in names)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Joint:
