@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from single import ALL, SINGLE
-from tasks import FIT_PRESETS, FIT_TASKS, GOALS, REPORT_PRESETS, REPORT_TASKS
+from tasks import FIT_PRESETS, FIT_TASKS, GOALS, REPORT_PRESETS, REPORT_TASKS, WHOLE_PRESETS
 
 import canter
 from canter import Trainer
@@ -32,7 +32,8 @@ from canter.runs.records import flatten
 from faults import BROKEN_ENV, FAULTS, HEALTHY, Fault, FaultyEnv
 
 TASKS = FIT_TASKS | REPORT_TASKS
-PRESETS = FIT_PRESETS | REPORT_PRESETS
+PRESETS = {"preset": FIT_PRESETS | REPORT_PRESETS, "whole preset": WHOLE_PRESETS}
+"""Settings of the healthy runs of presets beside the preset's own, by kind of run."""
 RULES = Path(doctor.__file__).parent
 MORE_ENVS = 16
 """A broken environment is one of 16 at least."""
@@ -62,8 +63,8 @@ class Job:
 
 def config_of(job: Job) -> TrainConfig:
     """Return the settings of a run."""
-    if job.fault == "preset":
-        return with_overrides(base_config(None, job.task)[0], {**PRESETS[job.task], "seed": job.seed})
+    if job.fault in PRESETS:
+        return with_overrides(base_config(None, job.task)[0], {**PRESETS[job.fault][job.task], "seed": job.seed})
     fault = ALL[job.fault]
     config, _ = base_config(None, job.task) if job.task in presets else base_config(job.task, None)
     config = with_overrides(config, SINGLE[job.fault][1] if job.fault in SINGLE else TASKS[job.task])
@@ -117,7 +118,7 @@ def train(job: Job) -> dict[str, Any]:
     rows: list[dict[str, Any]] = []
     config = config_of(job)
     fault = ALL.get(job.fault, FAULTS[HEALTHY])
-    env = None if job.fault == "preset" else FaultyEnv(config.env.build("cpu"), fault, GOALS.get(job.task, math.inf))
+    env = None if job.fault in PRESETS else FaultyEnv(config.env.build("cpu"), fault, GOALS.get(job.task, math.inf))
     evaluated = fault.lost_statistics or job.fault == HEALTHY
     evaluations = Evaluations(config, fault.lost_statistics) if evaluated else None
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jobs import Job, read_outcome
+from jobs import PRESETS, Job, read_outcome
 from single import ALL
 from tasks import FIT_PRESETS, FIT_SEEDS, REPORT_PRESETS, REPORT_SEEDS
 
@@ -24,6 +24,8 @@ LOOK = "doctor/"
 EFFECT = 0.9
 """Share of the healthy gain over an untrained policy from which a fault has no effect, or is repaired."""
 EARLY = 0.15
+HEALTHY_RUNS = (HEALTHY, *PRESETS)
+"""Kinds of runs in which any finding is a false alarm."""
 
 
 @dataclass
@@ -107,9 +109,9 @@ def show_runs(table: Table) -> None:
     for (fault, task), runs in table.runs.items():
         for job, outcome, diagnosis in runs:
             score = table.score(task, outcome)
-            mark = "" if fault in (HEALTHY, "preset") else ("ok  " if diagnosis.named is not None else "MISS")
+            mark = "" if fault in HEALTHY_RUNS else ("ok  " if diagnosis.named is not None else "MISS")
             mark = mark or ("ALARM" if diagnosis.at else "quiet")
-            mark += " (no effect)" if fault != "preset" and fault != HEALTHY and not table.harms(fault, task) else ""
+            mark += " (no effect)" if fault not in HEALTHY_RUNS and not table.harms(fault, task) else ""
             shown = "?" if score is None else f"{score:.2f}"
             failed = outcome.get("failed", "")
             print(
@@ -145,8 +147,35 @@ def judge_report(jobs: list[Job], folders: list[Path]) -> None:
         for (_, task), runs in table.runs.items()
         for job, outcome, diagnosis in runs
     }
-    (HERE / "results.json").write_text(json.dumps({"summary": summary, "runs": runs}, indent=1) + "\n")
+    write_results(summary=summary, runs=runs)
     print(markdown(table, repairs))
+
+
+def judge_whole(jobs: list[Job], folders: list[Path]) -> None:
+    """Print what was found in healthy runs of presets with their whole budgets, and add it to results.json."""
+    table = Table(jobs, folders)
+    show_runs(table)
+    runs = {
+        f"{job.task} | {job.seed}": {"return": last_return(outcome), "found": diagnosis.at}
+        for group in table.runs.values()
+        for job, outcome, diagnosis in group
+    }
+    alarms = sum(bool(run["found"]) for run in runs.values())
+    print(f"{alarms} of {len(runs)} healthy runs with a false alarm; {len(jobs) - len(runs)} runs are missing")
+    write_results(whole={"healthy_runs": len(runs), "false_alarms": alarms, "runs": runs})
+
+
+def last_return(outcome: dict[str, Any]) -> float | None:
+    """Return the mean return of the last episodes in the log; None if the run failed."""
+    returns = [row["return"] for row in outcome.get("rows", []) if "return" in row]
+    return returns[-1] if returns else None
+
+
+def write_results(**sections: Any) -> None:
+    """Replace sections of results.json."""
+    path = HERE / "results.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(known | sections, indent=1) + "\n")
 
 
 def rounded(value: float | None) -> float | None:
@@ -181,7 +210,7 @@ def repair_summary(table: Table, repairs: dict[Job, float | None]) -> dict[str, 
     named = [
         diagnosis.named is not None
         for (fault, task), runs in table.runs.items()
-        if fault not in (HEALTHY, "preset") and not FAULTS[fault].repair | FAULTS[fault].refused
+        if fault not in HEALTHY_RUNS and not FAULTS[fault].repair | FAULTS[fault].refused
         if table.harms(fault, task)
         for _, _, diagnosis in runs
     ]
@@ -207,12 +236,12 @@ def repair_summary(table: Table, repairs: dict[Job, float | None]) -> dict[str, 
 
 def summary_of(table: Table) -> dict[str, Any]:
     """Return recall, false alarms and when faults were found."""
-    quiet = [not d.at for (fault, _), runs in table.runs.items() if fault in (HEALTHY, "preset") for _, _, d in runs]
+    quiet = [not d.at for (fault, _), runs in table.runs.items() if fault in HEALTHY_RUNS for _, _, d in runs]
     named: list[float | None] = []
     refused = 0
     without: list[float | None] = []
     for (fault, task), runs in table.runs.items():
-        if fault in (HEALTHY, "preset"):
+        if fault in HEALTHY_RUNS:
             continue
         if FAULTS[fault].refused:
             refused += sum(d.named is not None for _, _, d in runs)

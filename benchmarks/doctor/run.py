@@ -3,11 +3,14 @@
     python benchmarks/doctor/run.py train fit report presets restore --jobs 14   train what is missing in --out
     python benchmarks/doctor/run.py judge fit        diagnose the runs that thresholds are fitted on
     python benchmarks/doctor/run.py judge report     diagnose the others; write results.json and print a table
+    python benchmarks/doctor/run.py train whole      train presets to the end, with other seeds
+    python benchmarks/doctor/run.py judge whole      add their false alarms to results.json
     python benchmarks/doctor/run.py store            write the logs that the tests read
 
 `fit` are faults and healthy runs of the tasks and seeds for thresholds, `report` those of the tasks and seeds that
 are reported, `presets` healthy runs of presets, `single` one run for each rule that those do not reach, `restore`
-faulty runs of the report once more with the first change that was suggested. Each run is kept in a file at once, so
+faulty runs of the report once more with the first change that was suggested, `whole` healthy runs of presets with
+their whole budgets. Each run is kept in a file at once, so
 that `train` continues where it was stopped.
 """
 
@@ -26,7 +29,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from jobs import Job, read_outcome, write_outcome
-from judge import judge_fit, judge_report, repair_of
+from judge import judge_fit, judge_report, judge_whole, repair_of
 from single import SEED, SINGLE
 from store import store
 from tasks import (
@@ -37,12 +40,14 @@ from tasks import (
     REPORT_PRESETS,
     REPORT_SEEDS,
     REPORT_TASKS,
+    WHOLE_PRESETS,
+    WHOLE_SEEDS,
     seconds_of,
 )
 
 from faults import CONTINUOUS, DISCRETE, FAULTS, HEALTHY
 
-STAGES = ("fit", "report", "presets", "single", "restore")
+STAGES = ("fit", "report", "presets", "single", "restore", "whole")
 OVERHEAD = 5.0
 """Seconds of a run besides those of its task."""
 
@@ -70,6 +75,8 @@ def jobs_of(stage: str, folders: list[Path]) -> Iterator[Job]:
             yield from (Job(preset, "preset", REPORT_SEEDS[seed]) for preset in REPORT_PRESETS)
             if seed < len(FIT_SEEDS):
                 yield from (Job(preset, "preset", FIT_SEEDS[seed]) for preset in FIT_PRESETS)
+    elif stage == "whole":
+        yield from (Job(preset, "whole preset", seed) for seed in WHOLE_SEEDS for preset in WHOLE_PRESETS)
     elif stage == "single":
         yield from (Job(task, fault, SEED) for fault, (task, _, _) in SINGLE.items())
     else:
@@ -168,6 +175,8 @@ def main() -> None:
             if stage in ("fit", "report"):
                 jobs = [*jobs_of(stage, folders), *jobs_of("presets", folders)]
                 {"fit": judge_fit, "report": judge_report}[stage](jobs, folders)
+            elif stage == "whole":
+                judge_whole(list(jobs_of("whole", folders)), folders)
 
 
 if __name__ == "__main__":
