@@ -87,6 +87,10 @@ WARM_UP = 2
 """Iterations run eagerly before a capture; they train, allocate, load kernels and fill caches."""
 
 
+def copy_nothing(metrics: Metrics) -> None:
+    """Do nothing: the end of an update whose state is not copied."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ExecutionConfig:
     """How computations run: mode, engine, precision, threads. Results differ by rounding only."""
@@ -128,7 +132,7 @@ class ExecutionConfig:
         self,
         collector: Collector,
         algorithm: Algorithm[Any],
-        after_update: Callable[[Metrics], None] = lambda metrics: None,
+        after_update: Callable[[Metrics], None] = copy_nothing,
     ) -> Programs:
         """Return both halves of an iteration; the second ends with `after_update(metrics)`."""
         on_gpu = collector.env.spec.device.type == "cuda"
