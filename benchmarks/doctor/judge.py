@@ -156,19 +156,21 @@ def judge_whole(jobs: list[Job], folders: list[Path]) -> None:
     table = Table(jobs, folders)
     show_runs(table)
     runs = {
-        f"{job.task} | {job.seed}": {"return": last_return(outcome), "found": diagnosis.at}
+        f"{job.task} | {job.seed}": {"return": last_return(outcome["rows"]), "found": diagnosis.at}
         for group in table.runs.values()
         for job, outcome, diagnosis in group
+        if "rows" in outcome
     }
     alarms = sum(bool(run["found"]) for run in runs.values())
-    print(f"{alarms} of {len(runs)} healthy runs with a false alarm; {len(jobs) - len(runs)} runs are missing")
+    print(
+        f"{alarms} of {len(runs)} healthy runs with a false alarm; {len(jobs) - len(runs)} runs failed or are missing"
+    )
     write_results(whole={"healthy_runs": len(runs), "false_alarms": alarms, "runs": runs})
 
 
-def last_return(outcome: dict[str, Any]) -> float | None:
-    """Return the mean return of the last episodes in the log; None if the run failed."""
-    returns = [row["return"] for row in outcome.get("rows", []) if "return" in row]
-    return returns[-1] if returns else None
+def last_return(rows: list[dict[str, Any]]) -> float:
+    """Return the mean return of the last 100 episodes in a log."""
+    return next(row["return"] for row in reversed(rows) if "return" in row)
 
 
 def write_results(**sections: Any) -> None:

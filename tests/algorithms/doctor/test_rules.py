@@ -154,6 +154,24 @@ def test_clipped_ratios_are_no_finding_while_the_return_rises():
     assert rules_of({"algorithm.clip_ratio": 5.0}, rows_of(rises, **clipped)) == ["large_updates"]
 
 
+@pytest.mark.parametrize("kl, returns, rules", [
+    (0.1, rises, []),
+    (0.6, rises, ["large_updates"]),
+    (0.1, lambda i: 10.0 + i % 2, ["large_updates"]),
+])  # fmt: skip
+def test_a_large_kl_is_a_finding_while_the_return_rises_only_if_it_is_huge(kl, returns, rules):
+    assert rules_of({}, rows_of(returns, **{"policy/kl": kl, "policy/clip_fraction": 0.3})) == rules
+
+
+@pytest.mark.parametrize("later, rules", [(0.1, []), (0.5, ["large_updates"])])
+def test_large_updates_of_the_past_are_not_the_cause_of_a_dip_of_a_policy_that_has_learned(later, rules):
+    def rises_and_dips(i):
+        return 10.0 + 10.0 * i if i < 20 else 150.0
+
+    clipped = {"policy/kl": 0.03, "policy/clip_fraction": lambda i: 0.5 if i < 15 else later}
+    assert rules_of({}, rows_of(rises_and_dips, **clipped)) == rules
+
+
 @pytest.mark.parametrize("fraction, rules", [(0.3, []), (0.7, ["early"])])
 def test_a_rule_is_silent_before_its_time_and_carries_its_name(fraction, rules):
     @rule("Title", after=0.5, unless=("one_step",))

@@ -12,6 +12,8 @@ from canter.algorithms.doctor.findings import ALWAYS, Finding, Rules, Signals, m
 UPDATES = 5
 """Consecutive updates whose median counts."""
 LARGE_KL = 0.05
+HUGE_KL = 0.5
+"""KL that is too large even while the return rises."""
 LARGE_CLIP = 0.4
 CRASH_KL = 1.0
 """KL of a single update that ends exploration at once."""
@@ -80,9 +82,10 @@ def no_effect(signals: Signals) -> Finding | None:
 
 @rule("Updates are too large", unless=("solved",))
 def large_updates(signals: Signals) -> Finding | None:
-    """Updates change the policy too much."""
-    kl = _sustained(signals, "policy/kl")
-    clipped = _sustained(signals, "policy/clip_fraction")
+    """Updates change the policy too much; those of a policy that has learned only if they do now."""
+    rows = UPDATES if signals.learned else None
+    kl = _sustained(signals, "policy/kl", rows)
+    clipped = _sustained(signals, "policy/clip_fraction", rows)
     epochs = signals.number("algorithm.epochs")
     limit = signals.number("algorithm.clip_ratio")
     harmful = limit >= WIDE_CLIP or not signals.rising
@@ -91,8 +94,8 @@ def large_updates(signals: Signals) -> Finding | None:
     if largest > CRASH_KL and _exploration(signals) <= SMALL_STD and not signals.learned:
         kl = (float(largest), float(signals.steps[np.nanargmax(signals.column("policy/kl"))]))
         evidence = signals.evidence("policy/kl", kl[0], CRASH_KL, kl[1])
-    elif kl is not None and kl[0] > LARGE_KL:
-        evidence = signals.evidence("policy/kl", kl[0], LARGE_KL, kl[1])
+    elif kl is not None and kl[0] > (LARGE_KL if harmful else HUGE_KL):
+        evidence = signals.evidence("policy/kl", kl[0], LARGE_KL if harmful else HUGE_KL, kl[1])
     elif clipped is not None and (many or (clipped[0] > LARGE_CLIP and harmful)):
         evidence = signals.evidence("policy/clip_fraction", clipped[0], LARGE_CLIP / (3 if many else 1), clipped[1])
     else:
@@ -330,10 +333,13 @@ def rate_jump(signals: Signals) -> Finding | None:
     )
 
 
-def _sustained(signals: Signals, name: str) -> tuple[float, float] | None:
-    """Return the largest median of a metric over `UPDATES` rows in a row, and the step of the last of them."""
+def _sustained(signals: Signals, name: str, rows: int | None = None) -> tuple[float, float] | None:
+    """Return the largest median of a metric over `UPDATES` rows in a row, and the step of the last of them.
+
+    With `rows`, of that many last rows only.
+    """
     values = signals.column(name)
-    finite = np.isfinite(values)
+    finite = np.flatnonzero(np.isfinite(values))[-(rows or len(values)) :]
     known = values[finite]
     if len(known) < UPDATES:
         return None
