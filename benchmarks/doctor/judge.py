@@ -238,7 +238,8 @@ def repair_summary(table: Table, repairs: dict[Job, float | None]) -> dict[str, 
 
 def summary_of(table: Table) -> dict[str, Any]:
     """Return recall, false alarms and when faults were found."""
-    quiet = [not d.at for (fault, _), runs in table.runs.items() if fault in HEALTHY_RUNS for _, _, d in runs]
+    healthy = [run for (fault, _), runs in table.runs.items() if fault in HEALTHY_RUNS for run in runs]
+    quiet = [not diagnosis.at for _, outcome, diagnosis in healthy if "rows" in outcome]
     named: list[float | None] = []
     refused = 0
     without: list[float | None] = []
