@@ -19,20 +19,21 @@ from canter.runs.records import RUNS
 
 def run_dir(contents: str = "runs are looked for") -> Argument:
     """Return the flag for the folder of all runs."""
-    return Argument("--run-dir", f"where {contents} (default {RUNS})", "DIR", Path, RUNS)
+    return Argument("--run-dir", f"where {contents}", "DIR", Path, RUNS)
 
 
 CONFIG_ARGUMENTS = (
     Argument(
-        "--preset", "start from these settings instead of the environment's, or none (see `canter presets`)", "NAME"
+        "--preset",
+        "preset to start from instead of the environment's, or none for the defaults (`canter presets`)",
+        "NAME",
     ),
     Argument("--config", "YAML file of settings, all or some", "FILE"),
 )
 OUTPUT_ARGUMENTS = (
     Argument(
         "--console",
-        "live (a table, on a terminal), lines (one every few seconds, elsewhere), verbose (a block per rollout) "
-        "or quiet",
+        "live (a table), lines (one every few seconds), verbose (a block per rollout), quiet; auto: live on a terminal",
         "KIND",
         name_in("app.console.console:CONSOLES", "auto"),
         "auto",
@@ -54,21 +55,9 @@ OUTPUT_ARGUMENTS = (
 IMPORT_ARGUMENTS = (
     Argument("--parity", "settings of another library: keep its numbers exactly instead of using Canter's own forms"),
     Argument("--source", "settings of rl_games: its release, rl_games-1.6.1, -1.6.5 or -2.0", "RELEASE"),
-    Argument("--agents", "settings of another library: agents in each environment (default 1)", "N", int, 1),
-    Argument(
-        "--set",
-        "settings of another library: the value of ${KEY} in the file",
-        "KEY=VALUE",
-        default=[],
-        repeatable=True,
-    ),
-    Argument(
-        "--without",
-        "settings of another library: leave out a key that would be refused",
-        "KEY",
-        default=[],
-        repeatable=True,
-    ),
+    Argument("--agents", "settings of another library: agents in each environment", "N", int, 1),
+    Argument("--set", "settings of another library: the value of ${KEY} in the file", "KEY=VALUE", repeatable=True),
+    Argument("--without", "settings of another library: leave out a key that would be refused", "KEY", repeatable=True),
 )
 TRAIN_ARGUMENTS = (
     *CONFIG_ARGUMENTS,
@@ -90,6 +79,7 @@ TRAIN_ARGUMENTS = (
 )
 RUN = Argument("RUN", "folder of the run, `latest`, or the beginning of its name")
 
+ENV = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
 CONFIG_FLAGS = SettingFlags(
     {
         "--algorithm": ("algorithm.kind", "NAME", "{algorithms}; the algorithm's preset for the environment is used"),
@@ -97,10 +87,8 @@ CONFIG_FLAGS = SettingFlags(
         "--total-steps": ("total_steps", "N", "transitions to train for, over all environments"),
         "--num-envs": ("env.num_envs", "N", "environments stepped together, over all ranks"),
         "--device": ("device", "NAME", "device of networks and tensors: cpu, cuda, cuda:1, ..."),
-    }
-)
-ENV = "environment id: Gymnasium's, envpool:ID or tensor:NAME; by default CartPole-v1 (see `canter envs`)"
-CONFIG_EPILOG = """\
+    },
+    """\
 Every setting is a flag by its path, and keys of a file are the same paths:
   --algorithm.gamma 0.995
   --algorithm.optimizer.learning-rate 3e-4            a constant number
@@ -110,7 +98,8 @@ Every setting is a flag by its path, and keys of a file are the same paths:
   --env.options.NAME VALUE                            a keyword argument of the environment
 
 `canter train ENV --print-config` lists all of them with their values, ready to be saved and edited for --config.
-Later sources win: defaults < preset < file < flags."""
+Later sources win: defaults < preset < file < flags.""",
+)
 
 EXPORT_OBSERVATIONS = 1000
 EXPORT_ARGUMENTS = (
@@ -130,19 +119,13 @@ EXPORT_ARGUMENTS = (
     ),
     Argument("--int8", "C header with weights of 8 bits; prints how much its actions differ"),
     Argument("--bench", "measure one step of each file on one core of this machine"),
-    Argument(
-        "--observations",
-        f"real observations to compare on (default {EXPORT_OBSERVATIONS})",
-        "N",
-        positive_int,
-        EXPORT_OBSERVATIONS,
-    ),
+    Argument("--observations", "real observations to compare on", "N", positive_int, EXPORT_OBSERVATIONS),
 )
 SIM2SIM_ARGUMENTS = (
     Argument("MODEL", "XML file of the robot in MuJoCo, with the joint names of the contract", type=Path),
-    Argument("--to", "simulator to run in: mujoco, on the CPU", "NAME", one_of("mujoco"), "mujoco"),
-    Argument("--robots", "robots, each with its own commands (default 16)", "N", positive_int, 16),
-    Argument("--seconds", "seconds of each robot (default 10)", "N", positive_int, 10),
+    Argument("--to", "simulator to run in", "NAME", one_of("mujoco"), "mujoco"),
+    Argument("--robots", "robots, each with its own commands", "N", positive_int, 16),
+    Argument("--seconds", "seconds of each robot", "N", positive_int, 10),
 )
 PBT_ARGUMENTS = (
     Argument("--pbt", "train a population; also the section pbt of a settings file of rl_games or Isaac Lab"),

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from canter.app.cli.arguments import (
     CONFIG_ARGUMENTS,
-    CONFIG_EPILOG,
     CONFIG_FLAGS,
     ENV,
     EXPORT_ARGUMENTS,
@@ -24,13 +23,8 @@ from canter.app.cli.parser import Argument, Command, Parser, SettingFlags, durat
 from canter.runs.records import CONFIG, RUNS
 
 STDOUT = "-"
-EVAL_EPISODES = 100
-EVAL_MAX_STEPS = 1_000_000
 PLAY_MAX_STEPS = 10_000
 """Steps that `canter play` plays by default; some tasks never end."""
-DEMO = RUNS / "demo"
-DEMO_SECONDS = 10.0
-
 
 POLICY_SOURCE = "folder of a run, `latest`, the beginning of a run's name, or a policy file"
 POLICY_ARGUMENTS = (
@@ -44,13 +38,16 @@ ACTING_ARGUMENTS = (
     Argument("--stochastic", "sample actions instead of taking the mode"),
     Argument("--player", "a player that you registered, instead of Canter's", "NAME", default="standard"),
 )
-ENV_FLAG = {"--env": ("env.id", "NAME", "another environment, with the same observations and actions")}
+ENV_FLAGS = SettingFlags(
+    {"--env": ("env.id", "NAME", "another environment, with the same observations and actions")},
+    """\
+Settings of the environment are flags with the same names as in training: --env.options.NAME VALUE,
+--env.wrappers.NAME.KEY VALUE, --env.reset-steps N and the others. Settings that are not given are the run's.""",
+    section="env.",
+)
 NUM_ENVS_FLAG = {
     "--num-envs": ("env.num_envs", "N", "environments stepped together; by default as in the run, at most the episodes")
 }
-POLICY_EPILOG = """\
-Settings of the environment are flags with the same names as in training: --env.options.NAME VALUE,
---env.wrappers.NAME.KEY VALUE, --env.reset-steps N and the others. Settings that are not given are the run's."""
 
 COMMANDS: dict[str, Command] = {
     "demo": Command(
@@ -58,8 +55,8 @@ COMMANDS: dict[str, Command] = {
         "Train CartPole-v1 for about ten seconds and say what to try next.",
         "[--folder DIR] [--seconds N]",
         (
-            Argument("--folder", f"new folder of the run (default {DEMO})", "DIR", Path, DEMO),
-            Argument("--seconds", f"seconds of training at most (default {DEMO_SECONDS:g})", "N", float, DEMO_SECONDS),
+            Argument("--folder", "new folder of the run", "DIR", Path, RUNS / "demo"),
+            Argument("--seconds", "seconds of training at most", "N", float, 10),
         ),
         description="Train CartPole-v1 for about ten seconds, evaluate the policy, and say what to try next.\n"
         "It needs no network and no GPU.",
@@ -69,7 +66,6 @@ COMMANDS: dict[str, Command] = {
         "Train a policy and print its progress.",
         "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]",
         (Argument("ENV", ENV, nargs="?"), *TRAIN_ARGUMENTS),
-        epilog=CONFIG_EPILOG,
         settings=CONFIG_FLAGS,
         ranked=True,
     ),
@@ -87,7 +83,6 @@ Train a student to act like a teacher in the states that the student reaches. TE
 a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student reads the observation groups
 --algorithm.policy.obs-groups. If the teacher's groups have other names in ENV: --algorithm.teacher-obs
 '{policy: critic}'. To continue by reward: canter train ENV --init-from STUDENT""",
-        epilog=CONFIG_EPILOG,
         settings=CONFIG_FLAGS,
         ranked=True,
     ),
@@ -178,30 +173,26 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
         (
             Argument("RUN", f"{POLICY_SOURCE}; not needed with --agent and --env", nargs="?"),
             *POLICY_ARGUMENTS[1:],
-            Argument(
-                "--agent", "act without a policy: zero (the action 0) or random", "NAME", name_in("play.player:AGENTS")
-            ),
+            Argument("--agent", "act without a policy: zero or random actions", "NAME", name_in("play.player:AGENTS")),
             Argument("--video", "record to this new .mp4 or .gif file instead of opening a window", "FILE", Path),
             Argument("--caption", "show step, return and action in a strip below the picture"),
             Argument(
                 "--viewer",
-                "a viewer of mjlab: native, a window (the default for its tasks if there is a display), or viser, a "
-                "browser",
+                "mjlab's viewer: native, a window (its tasks' default if there is a display), or viser, a browser",
                 "NAME",
                 name_in("play.video:VIEWERS"),
             ),
             Argument("--episodes", "episodes to play (default 1; no limit in a viewer)", "N", positive_int),
             Argument(
                 "--max-steps",
-                f"steps after which to stop (default {PLAY_MAX_STEPS}; no limit in a viewer)",
+                f"steps to play at most (default {PLAY_MAX_STEPS:,}; no limit in a viewer)",
                 "N",
                 positive_int,
             ),
             *ACTING_ARGUMENTS,
             Argument("--override-std", "act with noise of this standard deviation (Gaussian policies)", "X", float),
         ),
-        epilog=POLICY_EPILOG,
-        settings=SettingFlags(ENV_FLAG, section="env."),
+        settings=ENV_FLAGS,
     ),
     "eval": Command(
         "policies:eval_command",
@@ -210,32 +201,25 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
         "[--env.KEY VALUE ...]",
         (
             *POLICY_ARGUMENTS,
-            Argument("--episodes", f"episodes to play (default {EVAL_EPISODES})", "N", positive_int, EVAL_EPISODES),
+            Argument("--episodes", "episodes to play", "N", positive_int, 100),
             Argument(
                 "--json",
-                "write the statistics and every episode to a new FILE, or to standard output",
+                "write statistics and episodes to a new FILE, or to standard output",
                 "FILE",
                 nargs="?",
                 const=STDOUT,
             ),
             Argument(
                 "--average",
-                "for tasks that never end: the reward per unit of time over this many steps of every environment",
+                "for endless tasks: reward per unit of time over STEPS of each env",
                 "STEPS",
                 positive_int,
             ),
             *ACTING_ARGUMENTS,
-            Argument(
-                "--max-steps",
-                f"steps of each environment to stop after ({EVAL_MAX_STEPS:,})",
-                "N",
-                positive_int,
-                EVAL_MAX_STEPS,
-            ),
+            Argument("--max-steps", "steps of each environment to stop after", "N", positive_int, 1_000_000),
         ),
         description="Evaluate a policy over many episodes; the first episodes of every environment count.",
-        epilog=POLICY_EPILOG,
-        settings=SettingFlags(ENV_FLAG | NUM_ENVS_FLAG, section="env."),
+        settings=replace(ENV_FLAGS, short={**ENV_FLAGS.short, **NUM_ENVS_FLAG}),
     ),
     "export": Command(
         "policies:export_command",
@@ -246,8 +230,7 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
         description="Write a policy as ONNX, torch.export, C or NumPy files that run without Canter. Each file is run\n"
         "on real observations and kept only if its actions equal the policy's. The policy's contract, a YAML file,\n"
         "says what the numbers mean.",
-        epilog=POLICY_EPILOG,
-        settings=SettingFlags(ENV_FLAG, section="env."),
+        settings=ENV_FLAGS,
     ),
     "sim2sim": Command(
         "policies:sim2sim_command",
@@ -258,8 +241,7 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
 Run the C header of a policy in plain MuJoCo on the CPU, with joints, gains, default pose, action scale and time steps
 of its contract, and compare how it tracks the velocity commands of the training simulator. The header is exported if
 the run has none. Names that differ are refused.""",
-        epilog=POLICY_EPILOG,
-        settings=SettingFlags(ENV_FLAG, section="env."),
+        settings=ENV_FLAGS,
     ),
     "check": Command(
         "tools:check_command",
@@ -274,7 +256,6 @@ the run has none. Names that differ are refused.""",
         description="""\
 Check an environment and its settings before training: spaces, episode ends, rewards and seeds in a few random steps,
 and the arithmetic of the run. The exit code is 1 if something cannot work.""",
-        epilog=CONFIG_EPILOG,
         settings=CONFIG_FLAGS,
     ),
     "import": Command(
@@ -322,7 +303,6 @@ the settings file that it was trained with. Nothing in it is run.""",
 Read the log of a run, finished or running, and print at most three findings: evidence, cause and the flags to change.
 A healthy run has none. Of an environment, print what random and constant actions earn, and the same kind of findings;
 nothing is trained.""",
-        epilog=CONFIG_EPILOG,
         settings=CONFIG_FLAGS,
     ),
     "explain": Command(

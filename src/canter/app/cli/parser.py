@@ -29,6 +29,7 @@ class Argument:
     name: str
     """How it is typed; a positional argument is named in capitals, as in the help."""
     help: str
+    """Text of the help, which shows the default too."""
     metavar: str | None = None
     """Name of the value in the help; None for a switch."""
     type: Callable[[str], Any] | None = None
@@ -54,15 +55,15 @@ class Argument:
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Declare the argument to argparse."""
-        options: dict[str, Any] = {"help": self.help, "default": self.default}
         if self.is_flag and self.metavar is None:
             parser.add_argument(self.name, action="store_true", help=self.help)
             return
+        options = {name: value for name in ("type", "nargs", "const") if (value := getattr(self, name)) is not None}
+        options["default"] = self.default
         if self.repeatable:
-            options["action"] = "append"
-        for name in ("type", "nargs", "const"):
-            if getattr(self, name) is not None:
-                options[name] = getattr(self, name)
+            options |= {"action": "append", "default": []}
+        shown = f"{self.default:,}" if isinstance(self.default, int) else self.default
+        options["help"] = f"{self.help} (default {shown})" if shown else self.help
         if self.is_flag:
             parser.add_argument(self.name, metavar=self.metavar, **options)
         else:
@@ -75,6 +76,8 @@ class SettingFlags:
 
     short: Mapping[str, tuple[str, str, str]] = field(default_factory=dict)
     """Flags shown in the help: name -> (key of the setting, name of the value, help)."""
+    epilog: str = ""
+    """Text below the list of arguments in the help."""
     section: str = ""
     """Only settings whose key begins with this text are flags."""
     ranges: bool = False
@@ -93,7 +96,6 @@ class Command:
     arguments: Sequence[Argument] = ()
     description: str = ""
     """Text above the list of arguments in the help; the summary by default."""
-    epilog: str = ""
     settings: SettingFlags | None = None
     """None for a command that takes no settings of runs."""
     light: bool = False
@@ -110,7 +112,7 @@ class Parser(argparse.ArgumentParser):
             prog=f"canter {name}",
             usage=f"canter {name} {command.usage}",
             description=command.description or command.summary,
-            epilog=command.epilog,
+            epilog=command.settings and command.settings.epilog,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
