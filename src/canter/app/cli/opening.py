@@ -46,6 +46,10 @@ class OpenEnv:
     """The seed given, or the run's."""
     changes: dict[str, list[str]]
     """Settings of the environment that differ from the run's: key -> old and new value."""
+    run: Path | None
+    """The run folder; None for a policy file outside of one, and without a policy."""
+    place: Path | None
+    """The policy file or run folder that was named; None without one."""
 
     @property
     def env_text(self) -> str:
@@ -65,8 +69,6 @@ class OpenPolicy(OpenEnv):
     policy: Policy
     source: Path
     """Policy file, or checkpoint folder."""
-    run: Path | None
-    """The run folder, if the policy is in one."""
 
 
 @contextmanager
@@ -77,15 +79,17 @@ def open_policy(arguments: argparse.Namespace, adapt: Adapt) -> Iterator[OpenPol
             "RUN is missing: a run's folder, `latest`, the beginning of a run's name, or a policy file; "
             "without a policy: --agent random --env ID"
         )
-    run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
     with open_env(arguments, adapt) as opened:
-        policy, source = _load(place, opened.config, opened.env.spec)
-        yield OpenPolicy(**vars(opened), policy=policy, source=source, run=run)
+        assert opened.place is not None
+        policy, source = _load(opened.place, opened.config, opened.env.spec)
+        yield OpenPolicy(**vars(opened), policy=policy, source=source)
 
 
 @contextmanager
 def open_env(arguments: argparse.Namespace, adapt: Adapt) -> Iterator[OpenEnv]:
     """Open the environment of a run, or that of `--env ID`, changed by the flags and then by `adapt`."""
+    run = None
+    place = None
     if arguments.run is not None:
         run, place = _locate(arguments.run, arguments.run_dir, arguments.policy)
         config = _config_of(place) if run is None else stored_config(run)
@@ -103,7 +107,8 @@ def open_env(arguments: argparse.Namespace, adapt: Adapt) -> Iterator[OpenEnv]:
     _check_overrides(overrides, requested, adapted, device)
     seed = config.seed if arguments.seed is None else arguments.seed
     with closed_quietly(adapted.env.build(device)) as env:
-        yield OpenEnv(env, config, seed, changed_settings(flat_settings(config), flat_settings(requested)))
+        changes = changed_settings(flat_settings(config), flat_settings(requested))
+        yield OpenEnv(env, config, seed, changes, run, place)
 
 
 def _check_overrides(overrides: dict[str, Any], requested: TrainConfig, adapted: TrainConfig, device: str) -> None:

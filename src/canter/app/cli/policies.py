@@ -112,12 +112,7 @@ def measure_average(opened: OpenPolicy, arguments: argparse.Namespace) -> tuple[
     steps = arguments.average
     warm_up = steps // 10
     average = long_run_average(
-        opened.policy,
-        opened.env,
-        steps,
-        warm_up=warm_up,
-        seed=opened.eval_seed,
-        deterministic=not arguments.stochastic,
+        opened.policy, opened.env, steps, warm_up=warm_up, seed=opened.eval_seed, deterministic=not arguments.stochastic
     )
     interval = [average.mean - average.ci, average.mean + average.ci]
     result = {"steps": steps, "warm_up": warm_up, "long_run_average": average.mean, "confidence_interval_95": interval}
