@@ -10,7 +10,7 @@ import time
 import pytest
 
 from canter.app.cli import main
-from canter.app.cli.tools import values_of
+from canter.app.cli.plans import values_of
 from canter.app.experiments.plans import Commands, Sweep, SweepRun, combinations
 
 

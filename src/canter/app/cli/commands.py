@@ -105,7 +105,7 @@ a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student r
         ranked=True,
     ),
     "sweep": Command(
-        "tools:sweep_command",
+        "plans:sweep_command",
         "Train many runs: seeds, and settings with several values.",
         "ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
         (
@@ -125,7 +125,7 @@ as needed by settings that are lists themselves. All combinations are run.
         settings=CONFIG_FLAGS,
     ),
     "tune": Command(
-        "tuning:tune_command",
+        "plans:tune_command",
         "Search the settings of a task, or train a population.",
         "ENV|FOLDER [--trials N] [--budget 2h | --pbt] [--jobs N] [--space FILE | --space.KEY RANGE ...] "
         "[--KEY VALUE ...]",

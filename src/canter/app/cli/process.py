@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import sys
 import traceback
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from types import FrameType
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 from canter.core.registry import UserError
 from canter.runs.records import TRACEBACK_IN
 
-if TYPE_CHECKING:
-    from canter.app.experiments.plans import OnChange, Plan
-
-SHOWN_LINES = 8
-"""Runs that ended last, in the live display of a plan."""
 OUT_OF_MEMORY = ("DefaultCPUAllocator: ", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """Text of RuntimeErrors, other than `torch.OutOfMemoryError`, that torch raises when memory is
 exhausted."""
@@ -60,53 +53,6 @@ def exit_on_sigterm() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def run_or_stop(plan: Plan, jobs: int, command: str) -> None:
-    """Carry out a plan and show how far it is; at Ctrl-C say how it continues."""
-    from canter.app.experiments.plans import run_plan
-
-    try:
-        with exit_on_sigterm(), plan_display() as on_change:
-            run_plan(plan, jobs, on_change)
-    except KeyboardInterrupt:
-        from canter.app.experiments.session import program
-
-        print(f"canter: stopped; go on with: {program()} {command} {shlex.quote(str(plan.folder))}", file=sys.stderr)
-        sys.exit(130)
-
-
-@contextmanager
-def plan_display() -> Iterator[OnChange]:
-    """Return a function that shows progress: a live table, or a line for each run that ends."""
-    from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
-
-    from canter.app.console.text import printable, terminal_stream
-
-    console = Console(file=terminal_stream())
-    lines: deque[str] = deque(maxlen=SHOWN_LINES)
-
-    def print_line(plan: Plan, line: str | None) -> None:
-        if line is not None:
-            print(f"{line}; {'; '.join(plan.progress().values())}", flush=True)
-
-    if not console.is_terminal:
-        yield print_line
-        return
-    with Live(console=console, refresh_per_second=2) as live:
-
-        def update(plan: Plan, line: str | None) -> None:
-            lines.extend([] if line is None else [line])
-            rows = Table.grid(padding=(0, 2))
-            for name, text in plan.table().items():
-                rows.add_row(name, printable(text))
-            for text in lines:
-                rows.add_row("", printable(text), style="dim")
-            live.update(rows)
-
-        yield update
 
 
 def report_error(text: str, rank: int | None = None) -> None:

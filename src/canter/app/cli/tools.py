@@ -1,4 +1,4 @@
-"""`canter check`, `canter import`, `canter doctor`, `canter explain` and `canter sweep`."""
+"""`canter check`, `canter import`, `canter doctor` and `canter explain`."""
 
 from __future__ import annotations
 
@@ -10,35 +10,25 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import get_origin
 
 import torch
 
 from canter.algorithms.base import plan_of
 from canter.app.check.before_run import check_machine, print_findings, run_checks
 from canter.app.check.plan import format_count
-from canter.app.cli.commands import parse_arguments
-from canter.app.cli.parser import UsageError, hyphenated
-from canter.app.cli.process import run_or_stop
-from canter.app.cli.settings import import_settings, merged_config, setting_hints
-from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings
+from canter.app.cli.parser import UsageError
+from canter.app.cli.settings import import_settings, merged_config
+from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings, try_change
 from canter.app.doctor.environment import diagnose_env
-from canter.app.doctor.trial import try_change
-from canter.app.experiments.folders import new_plan_folder, stored_config
-from canter.app.experiments.plans import Commands, Sweep, combinations
+from canter.app.experiments.folders import stored_config
 from canter.app.experiments.session import program
-from canter.app.report import write_report
-from canter.app.report.differences import comparison_lines
 from canter.compat import ImportRefused, import_run
 from canter.config import TrainConfig
 from canter.core.distributed import cores
-from canter.core.hints import is_free, without_none
 from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.files import dump_plain, replace_file
 from canter.envs import closed_quietly
-from canter.envs.imports import allowed_imports
-from canter.runs.metrics import METRICS
-from canter.runs.records import CONFIG, SWEEP, find_run
+from canter.runs.records import CONFIG, find_run
 from canter.runs.run_folder import BLACK_BOX
 from canter.training.black_box import explain
 from canter.training.execution import time_updates
@@ -174,70 +164,3 @@ def explain_command(arguments: argparse.Namespace) -> None:
     if box["about"]["what"] not in found.text:
         print(box["about"]["what"])
     print(found.text)
-
-
-MAX_RANGE = 100_000
-"""Values of a range such as 0..4 at most."""
-
-
-def sweep_command(arguments: argparse.Namespace) -> None:
-    """Train many runs: seeds, and settings with several values."""
-    places = [] if arguments.env is None else [Path(arguments.env), arguments.run_dir / arguments.env]
-    existing = next((path for path in places if (path / SWEEP).is_file()), None)
-    commands = new_sweep(arguments) if existing is None else Commands.read(existing)
-    if arguments.print_commands:
-        for name in commands.runs:
-            print(shlex.join([*shlex.split(program()), *commands.arguments(name)]))
-        return
-    commands.folder.mkdir(parents=True, exist_ok=True)
-    commands.write()
-    sweep = Sweep(commands)
-    jobs = arguments.jobs or cores()
-    print(f"{len(commands.runs)} runs, {jobs} at a time, in {sweep.folder}", flush=True)
-    run_or_stop(sweep, jobs, "sweep")
-    folders = [sweep.folder / name for name in commands.runs]
-    with_metrics = [folder for folder in folders if (folder / METRICS).is_file()]
-    if with_metrics:
-        print("\n".join(comparison_lines(with_metrics)))
-        print(f"The report is in {write_report(with_metrics, sweep.folder / 'report.html')}")
-    if sweep.failed:
-        logs = ", ".join(str(sweep.folder / f"{name}.log") for name in sweep.failed)
-        print(f"canter: {len(sweep.failed)} of {len(commands.runs)} runs failed; see {logs}", file=sys.stderr)
-        sys.exit(1)
-
-
-def new_sweep(arguments: argparse.Namespace) -> Commands:
-    """Return the requested runs; check every combination of settings before any run starts."""
-    varied = {
-        hyphenated(key): [value for text in texts for value in values_of(text, key)]
-        for key, texts in arguments.settings.items()
-    }
-    runs = combinations(varied)
-    common = [] if arguments.env is None else [arguments.env]
-    for flag in ("preset", "config"):
-        if getattr(arguments, flag) is not None:
-            common.append(f"--{flag}={getattr(arguments, flag)}")
-    for flags in runs.values():
-        config, _ = merged_config(parse_arguments("train", [*common, *flags]))
-        check_machine(config)
-    permissions = [f"--allow-import={module}" for module in allowed_imports()]
-    base = [*permissions, "train", *common]
-    if arguments.print_commands:
-        return Commands(arguments.run_dir / (arguments.name or "sweep"), base, runs)
-    folder = new_plan_folder(arguments.run_dir, arguments.env or "runs", arguments.name)
-    return Commands(folder, base, runs)
-
-
-def values_of(text: str, key: str) -> list[str]:
-    """Return `0..4` as five values and `a,b` as two; the text of a list setting is one value."""
-    hint = without_none(setting_hints().get(key, str))
-    if get_origin(hint) is tuple or is_free(hint):
-        return [text]
-    bounds = re.fullmatch(r"(\d+)\.\.(\d+)", text)
-    if bounds is None:
-        return [value.strip() for value in text.split(",")]
-    first = int(bounds[1])
-    last = int(bounds[2])
-    if last < first or last - first > MAX_RANGE:
-        raise UsageError(f"--{key} {text}: expected a range such as 0..4")
-    return [str(value) for value in range(first, last + 1)]

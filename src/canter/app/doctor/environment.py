@@ -20,12 +20,7 @@ from torch.nn.functional import one_hot
 from canter.algorithms.base import Algorithm, report_spec_of
 from canter.algorithms.doctor.findings import Evidence, Finding, Rule, Rules, Signals, diagnose_signals
 from canter.algorithms.doctor.ppo import no_effect, success_from_start
-from canter.algorithms.doctor.signals import (
-    PREFIX,
-    action_effect,
-    episode_signals,
-    measure,
-)
+from canter.algorithms.doctor.signals import PREFIX, action_effect, episode_signals, measure
 from canter.algorithms.doctor.task import (
     blind,
     broken_env,
@@ -88,12 +83,7 @@ class BaselinePolicy(Algorithm[BaselineRecord]):
 
     def empty_record(self) -> BaselineRecord:
         """Return an action of every environment."""
-        action = self.spec.action
-        n = self.spec.num_envs
-        if isinstance(action, Continuous):
-            return BaselineRecord(torch.zeros((n, action.dim), device=self.spec.device))
-        shape = (n,) if isinstance(action, Discrete) else (n, len(action.nvec))
-        return BaselineRecord(torch.zeros(shape, dtype=torch.int64, device=self.spec.device))
+        return BaselineRecord(zero_actions(self.spec, {}).to(self.spec.device))
 
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, BaselineRecord, State]:
         """Return the actions `[N, ...]`."""

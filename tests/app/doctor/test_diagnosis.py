@@ -7,7 +7,7 @@ import pytest
 import canter
 from canter.algorithms.doctor.findings import Finding
 from canter.app.cli import main
-from canter.app.doctor.trial import try_change
+from canter.app.doctor.diagnosis import try_change
 
 FINDING = Finding((), "Too far.", {"algorithm.clip_ratio": 0.2}, rule="large_updates", title="Updates are too large")
 
