@@ -10,9 +10,8 @@ import torch
 from canter.algorithms.ppo import PPOConfig
 from canter.app.cli import main
 from canter.app.report.population import write_population_report
-from canter.app.tuning.copying import copy_learner
 from canter.app.tuning.exploit import PbtConfig, choose_by_threshold, choose_by_truncation, explore
-from canter.app.tuning.pbt import PbtOutcome, Population
+from canter.app.tuning.pbt import PbtOutcome, Population, copy_learner
 from canter.app.tuning.space import parse_dimension
 from canter.app.tuning.tune import create_plan, open_plan
 from canter.config import TrainConfig

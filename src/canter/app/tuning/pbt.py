@@ -15,24 +15,33 @@ import numpy as np
 
 from canter.app.console.text import format_duration, format_number
 from canter.app.experiments.train import evaluate
-from canter.app.tuning.copying import copy_learner, follows_kl, rate_key
-from canter.app.tuning.exploit import PbtConfig, choose_leaders, explore
+from canter.app.tuning.exploit import PbtConfig, choose_leaders, explore, follows_kl, rate_key
 from canter.app.tuning.lineage import Change, Lineage
-from canter.app.tuning.plan import BASE, Job, TunePlan, TuneResult
+from canter.app.tuning.plan import Job, TunePlan, TuneResult
 from canter.app.tuning.space import setting_flags
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, to_plain
 from canter.core.registry import UserError
+from canter.core.storage.checkpoint import CheckpointStore
 from canter.core.storage.validity import flatten
 from canter.play.evaluation import EpisodesUnfinished
 from canter.runs.changes import refuse_fixed
 from canter.runs.metrics import read_last_row
+from canter.runs.run_folder import CHECKPOINTS
 
 INTERVALS = 20
 """Intervals of a run by default."""
 FRESH = 1000
 """Distance of the seed of the last evaluation from that of the run."""
 FRESH_EPISODES = 100
+OWN = ("replay", "counters")
+"""Parts of an algorithm's state that a member keeps."""
+OWN_ENDS = ("_rng", "_state")
+"""Ends of the names of further parts: random streams, and recurrent states of running episodes."""
+FROM_LEADER = ("recent", "gain_and_time")
+"""Counters of the run that belong to the policy: its recent episodes and rollouts."""
+ROUND = "round"
+"""Key of a checkpoint's identity: the comparison that wrote it."""
 
 
 @dataclass(frozen=True)
@@ -143,10 +152,9 @@ class Population(TunePlan):
             factor = float(change.settings[key]) / float(self.lineage.settings(change.source, number)[key])
         copy_learner(self.member_path(change.source), self.member_path(change.member), number + 1, factor)
 
-    def start_flags(self, job: Job) -> list[str]:
-        """Return the flags of `canter train` that describe a member at its start."""
-        own = setting_flags(self.lineage.initial[self.member_of(job)])
-        return ["--config", str(self.folder / BASE), *own, f"--seed={job.seed}"]
+    def start_settings(self, job: Job) -> dict[str, str]:
+        """Return the settings of a member at its start."""
+        return self.lineage.initial[self.member_of(job)]
 
     def limits(self, job: Job) -> list[str]:
         """Return the present settings of a member, and the flags that end its run at a comparison."""
@@ -232,3 +240,34 @@ class Population(TunePlan):
         if outcome.fresh is not None:
             lines.append(f"  mean return {format_number(outcome.fresh)} in {FRESH_EPISODES} further episodes")
         return lines
+
+
+def copy_learner(leader: Path, member: Path, number: int, rate_factor: float = 1.0) -> None:
+    """Replace the newest checkpoint of a member by one with the learner of a leader.
+
+    Weights, optimizer state, coefficients and statistics are the leader's, with learning rates
+    times a factor. Environments, random streams, replay buffer and counters stay the member's. A
+    checkpoint that this comparison, `number`, has written already stays. The checkpoint is replaced
+    atomically; the leader is not changed. A member may be its own leader.
+    """
+    store = CheckpointStore(member / CHECKPOINTS)
+    if not store.steps():
+        return  # it failed before its first checkpoint, and starts again
+    step, own = store.load_latest()
+    if own["identity"].get(ROUND) == number:
+        return
+    source = own if leader == member else CheckpointStore(leader / CHECKPOINTS).load_latest()[1]
+    parts = source["algorithm"].items()
+    learner = {name: part for name, part in parts if name not in OWN and not name.endswith(OWN_ENDS)}
+    phases = learner["optimizers"].items() if rate_factor != 1.0 else ()
+    for group in (group for name, phase in phases if name != "central_value" for group in phase.values()):
+        group["learning_rate"] = group["learning_rate"] * rate_factor  # the central value has settings of its own
+    store.save(
+        step,
+        {
+            **own,
+            "identity": {**own["identity"], ROUND: number},
+            "algorithm": {**own["algorithm"], **learner},
+            "run": {**own["run"], **{name: source["run"][name] for name in FROM_LEADER}},
+        },
+    )

@@ -11,14 +11,15 @@ from typing import Any, ClassVar, Self
 from canter.algorithms.base import plan_of
 from canter.app.experiments.plans import Commands, Plan
 from canter.app.experiments.settings import with_overrides
-from canter.app.tuning.results import is_evaluated, read_return, result_line, training_seconds
-from canter.app.tuning.space import build_space, plain_values, setting_names
+from canter.app.tuning.results import format_score, read_return
+from canter.app.tuning.space import build_space, plain_values, setting_flags, setting_names
 from canter.config import TrainConfig
 from canter.config.files import dump_config
 from canter.core.registry import UserError
 from canter.core.storage.files import replace_file
 from canter.envs.imports import PYTHON, allowed_imports
-from canter.runs.metrics import METRICS
+from canter.runs.metrics import METRICS, read_last_row
+from canter.runs.records import read_record, run_status
 
 BASE = "base.yaml"
 BEST = "best.yaml"
@@ -86,8 +87,13 @@ class TunePlan(Plan):
         """Record a score, the seconds of training that it took, and the return of the policy."""
 
     @abstractmethod
+    def start_settings(self, job: Job) -> dict[str, str]:
+        """Return the texts of the settings with which a run starts, by key."""
+
     def start_flags(self, job: Job) -> list[str]:
         """Return the flags of `canter train` that describe a new run."""
+        own = setting_flags(self.start_settings(job))
+        return ["--config", str(self.folder / BASE), *own, f"--seed={job.seed}"]
 
     @abstractmethod
     def limits(self, job: Job) -> list[str]:
@@ -103,19 +109,26 @@ class TunePlan(Plan):
         return self.commands.arguments(job.name, *self.limits(job))
 
     def is_done(self, job: Job) -> bool:
-        """Return whether a run has been trained and evaluated, also by a session that was killed."""
-        return is_evaluated(self.folder / job.name, job.steps)
+        """Return whether a run was evaluated after its steps or its time limit, also by a session that was killed."""
+        path = self.folder / job.name
+        record = read_record(path)
+        trained = read_last_row(path / METRICS).get("env_steps", 0) >= job.steps
+        reached = trained or record.get("ended_by") == "until.seconds"
+        return run_status(path) == "finished" and reached and record.get("score") is not None
 
     def record(self, job: Job, *, failed: bool) -> str:
         """Record the result of a run that has ended and return a line about it."""
-        return result_line(self.folder / job.name, job.steps, self.record_run(job, failed=failed))
+        score = self.record_run(job, failed=failed)
+        shown = f"failed, see {self.folder / job.name}.log" if score is None else format_score(score)
+        return f"{job.name}, {job.steps:,} steps: {shown}"
 
     def record_run(self, job: Job, *, failed: bool, share: float = 1.0) -> float | None:
         """Record the result of a run and return its score; `share` is its part of the seconds of its process."""
         path = self.path(job)
         return_ = None if failed else read_return(path, average=self.config.by_average)
         score = None if failed else self.score(path / METRICS, return_)
-        self.note_result(job, score, training_seconds(path) * share, return_)
+        seconds = float(read_last_row(path / METRICS).get("seconds", 0.0))
+        self.note_result(job, score, seconds * share, return_)
         return score
 
     def path(self, job: Job) -> Path:

@@ -1,4 +1,4 @@
-"""Results of the runs of a search or a population, read from their folders."""
+"""Scores of the runs of a search or a population, read from their folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from canter.runs.metrics import METRICS, read_last_row, read_rows
-from canter.runs.records import read_record, run_status, score_value
+from canter.runs.records import read_record, score_value
 
 UNREACHED = 1e6
 """Seconds that count for a run that does not reach the goal of `seconds-to:GOAL`."""
@@ -26,13 +26,6 @@ def objective_number(objective: str, prefix: str) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def is_evaluated(path: Path, steps: int) -> bool:
-    """Return whether a run has trained for these steps, or to its time limit, and was evaluated."""
-    record = read_record(path)
-    reached = read_last_row(path / METRICS).get("env_steps", 0) >= steps or record.get("ended_by") == "until.seconds"
-    return run_status(path) == "finished" and reached and record.get("score") is not None
-
-
 def read_return(path: Path, *, average: bool) -> float | None:
     """Return the mean return of the policy in new episodes, or its reward rate if they do not end."""
     score = read_record(path).get("score")
@@ -40,25 +33,6 @@ def read_return(path: Path, *, average: bool) -> float | None:
     if value is None and isinstance(score, Mapping):
         value = score.get("reward_per_step")
     return value if value is not None else read_last_row(path / METRICS).get("lta/mean" if average else "return")
-
-
-def training_seconds(path: Path) -> float:
-    """Return the seconds that a run has trained."""
-    return float(read_last_row(path / METRICS).get("seconds", 0.0))
-
-
-def result_line(path: Path, steps: int, score: float | None) -> str:
-    """Return a line about a run that has ended."""
-    shown = f"failed, see {path}.log" if score is None else format_score(score)
-    return f"{path.name}, {steps:,} steps: {shown}"
-
-
-def read_score(metrics: Path, objective: str, return_: float | None) -> float | None:
-    """Return the score of a run by the objective of a search; `return_` is that of its policy."""
-    goal = objective_number(objective, SECONDS_TO)
-    if goal is not None:
-        return seconds_score(metrics, goal)
-    return mean_over_steps(metrics) if objective == "auc" else return_
 
 
 def mean_over_steps(metrics: Path) -> float | None:

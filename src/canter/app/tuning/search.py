@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 
 from canter.app.tuning.outcome import Outcome, outcome_lines, outcome_of, progress_of, write_winner
-from canter.app.tuning.plan import BASE, Job, TunePlan, TuneResult
-from canter.app.tuning.results import RETURN_IN, SECONDS_TO, objective_number, read_score
-from canter.app.tuning.space import setting_flags
+from canter.app.tuning.plan import Job, TunePlan, TuneResult
+from canter.app.tuning.results import RETURN_IN, SECONDS_TO, mean_over_steps, objective_number, seconds_score
 from canter.app.tuning.study import Study, load_optuna, trial_name
 from canter.config import TrainConfig
 from canter.core.plain import check_range
@@ -129,7 +128,9 @@ class Search(TunePlan):
 
     def score(self, metrics: Path, return_: float | None) -> float | None:
         """Return the score of a run by the objective."""
-        return read_score(metrics, self.tune.objective, return_)
+        if self.tune.goal is not None:
+            return seconds_score(metrics, self.tune.goal)
+        return mean_over_steps(metrics) if self.tune.objective == "auc" else return_
 
     def note_result(self, job: Job, score: float | None, seconds: float, return_: float | None = None) -> None:
         """Record a score, the seconds of training that it took, and the return of the policy."""
@@ -148,10 +149,9 @@ class Search(TunePlan):
         """Return the settings of a candidate in one line."""
         return self.format(self.settings(candidate))
 
-    def start_flags(self, job: Job) -> list[str]:
-        """Return the flags of `canter train` that describe a run."""
-        own = setting_flags(self.settings(job.candidate))
-        return ["--config", str(self.folder / BASE), *own, f"--seed={job.seed}"]
+    def start_settings(self, job: Job) -> dict[str, str]:
+        """Return the settings of a candidate."""
+        return self.settings(job.candidate)
 
     def limits(self, job: Job) -> list[str]:
         """Return the flags that end a run at its rung."""
