@@ -178,20 +178,6 @@ def _check_name(argument: str, name: Any, known: Sequence[str]) -> None:
         raise UserError(f"{argument}={name!r}: unknown name, {nearest(str(name), known)}")
 
 
-def _task_or_config(task: Any, env: Any, config: TrainConfig | None) -> tuple[Any, TrainConfig | None]:
-    """Return the task and the config, in either order; `env` may be the task."""
-    if isinstance(task, TrainConfig):
-        if config is not None:
-            raise TypeError("two configs: pass one")
-        config = task
-        task = None
-    if env is not None:
-        if task is not None:
-            raise TypeError("two environments: pass one, and its settings as env={...}")
-        task = env
-    return task, config
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """The settings of a run."""
@@ -207,23 +193,31 @@ class RunPlan:
 
 def plan_run(task: Any, env: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> RunPlan:
     """Return the settings of a run from a task, a base config or preset, and further settings."""
+    if isinstance(task, TrainConfig):
+        if config is not None:
+            raise TypeError("two configs: pass one")
+        config = task
+        task = None
     if isinstance(env, Mapping):
-        settings = {"env": dict(env), **settings}
-        env = None
-    if isinstance(settings.get("algorithm"), str):
-        settings["algorithm"] = {"kind": settings["algorithm"]}
-    task, config = _task_or_config(task, env, config)
+        settings["env"] = dict(env)
+    elif env is not None:
+        if task is not None:
+            raise TypeError("two environments: pass one, and its settings as env={...}")
+        task = env
     if isinstance(task, EnvConfig):
         settings = {"env": task, **settings}
         task = None
+    if isinstance(settings.get("algorithm"), str):
+        settings["algorithm"] = {"kind": settings["algorithm"]}
     algorithm = settings.get("algorithm")
     kind = algorithm.get("kind") if isinstance(algorithm, Mapping) else None
     device = settings.get("device") or ("cpu" if config is None else config.device)
     found = None if task is None else task_of(task, device)
     source = "the settings given"
     if config is None:
-        env_id = _env_id(settings.get("env")) if found is None else found.env_id
-        config, source = base_config(env_id, preset, kind, settings.get("device"))
+        section = settings.get("env") or {}
+        env_id = section.id if isinstance(section, EnvConfig) else section.get("id")
+        config, source = base_config(found.env_id if found else env_id, preset, kind, settings.get("device"))
     if found is None:
         return RunPlan(with_settings(config, settings), source)
     base = replace(config, env=found.settings(config.env))
@@ -245,13 +239,6 @@ def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:
                 f"env.{name}={value} would have no effect on an environment that exists already: pass its class or "
                 "a function that makes it instead (to a canter.envs.gymnasium.GymnasiumEnv, info_keys are an argument)"
             )
-
-
-def _env_id(section: EnvConfig | Mapping[str, Any] | None) -> str | None:
-    """Return the id in the settings of an environment."""
-    if isinstance(section, EnvConfig):
-        return section.id
-    return (section or {}).get("id")
 
 
 def load(run_or_file: str | Path, *, run_dir: str | Path = RUNS, device: str = "cpu") -> Policy:
