@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 import canter
-from canter.app.check.before_run import plan_for
-from canter.app.check.plan import check_plan
+from canter.app.check.plan import check_plan, plan_for
 from canter.config.presets import preset_for, presets
 from canter.envs.tensor import Pendulum
 

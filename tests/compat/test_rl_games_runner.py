@@ -13,7 +13,7 @@ from theirs import rl_games
 
 import canter
 from canter.app.cli import main
-from canter.app.experiments import session
+from canter.app.experiments import scores
 from canter.compat import import_config, import_run
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import Agent, AlgoObserver, PpoPlayer, Runner, env_configurations, model_builder, vecenv
@@ -303,7 +303,7 @@ def test_sac_trains_saves_restores_and_plays(tmp_path, monkeypatch):
     run = tmp_path / "run"  # a pendulum has as many observations and actions
     assert import_run(last, import_config(sac(), parity=True).config, run) == runner.agent.epoch_num
     torch.testing.assert_close(torch.from_numpy(canter.load(run).predict(obs.numpy())[0]), wanted)
-    monkeypatch.setattr(session, "EVAL_EPISODES", 2)
+    monkeypatch.setattr(scores, "EVAL_EPISODES", 2)
     main(["resume", str(run), "--console", "lines"])
     torch.save({"actor": {}, "critic": {}, "epoch": 1}, tmp_path / "theirs.pth")
     with pytest.raises(CheckpointRefused, match="no file of rl_games' SAC: it has actor, critic, epoch"):

@@ -10,10 +10,9 @@ from canter.app.check.plan import (
     check_memory,
     check_plan,
     check_truncation,
-    format_bytes,
-    format_count,
     tree_bytes,
 )
+from canter.app.console.text import format_bytes, format_count
 from canter.core.specs import Discrete, EnvSpec, TensorSpec
 
 PLAN = Plan(total_steps=3200, num_envs=10, horizon=32, epochs=4, num_minibatches=4, gamma=0.99, gae_lambda=0.95)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import canter
-from canter.app.check.before_run import plan_for
 from canter.app.check.checks import preflight
+from canter.app.check.plan import plan_for
 from canter.app.check.random_rollout import check_symmetry
 from canter.core.declarations import Mirror
 

@@ -13,8 +13,8 @@ def queue(tmp_path_factory):
     runs = tmp_path_factory.mktemp("queue")
     flags = ["--env.num-envs", "4", "--algorithm.horizon", "64", "--total-steps", "256", "--console", "quiet"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("canter.app.experiments.session.EVAL_STEPS", 100)
-        patch.setattr("canter.app.experiments.session.AVERAGE_STEPS", 100)
+        patch.setattr("canter.app.experiments.scores.EVAL_STEPS", 100)
+        patch.setattr("canter.app.experiments.scores.AVERAGE_STEPS", 100)
         main(["train", "tensor:queue", "--preset", "queue-average-reward", *flags, "--run-dir", str(runs)])
     return str(next(runs.glob("tensor-queue*")))
 

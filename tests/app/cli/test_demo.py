@@ -6,7 +6,7 @@ pytestmark = pytest.mark.usefixtures("empty_folder")
 
 
 def test_the_demo_trains_within_its_seconds_and_names_what_comes_next(empty_folder, run_canter, monkeypatch):
-    monkeypatch.setattr("canter.app.experiments.session.EVAL_EPISODES", 2)
+    monkeypatch.setattr("canter.app.experiments.scores.EVAL_EPISODES", 2)
     finished = run_canter("demo", "--seconds", "0.2", "--folder", "first/try")
     assert finished.code == 0, finished.err
     folder = empty_folder / "first" / "try"

@@ -24,7 +24,7 @@ from canter.training.trainer import train
 def elsewhere(tmp_path, monkeypatch):
     """Runs leave folders behind."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("canter.app.experiments.session.EVAL_STEPS", 500)
+    monkeypatch.setattr("canter.app.experiments.scores.EVAL_STEPS", 500)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import canter
 from canter.app.check.plan import check_foresight
 from canter.app.experiments.foreign import translate_flag, translate_key
-from canter.app.experiments.session import EVAL_EPISODES, affordable_episodes
+from canter.app.experiments.scores import EVAL_EPISODES, affordable_episodes
 from canter.core.registry import UserError, nearest
 
 SHORT: dict[str, Any] = {

@@ -15,7 +15,7 @@ from torch import nn
 
 import canter
 from canter.app.cli import main
-from canter.app.experiments import session
+from canter.app.experiments import scores
 from canter.envs import imports
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.tensor import CartPole
@@ -257,8 +257,8 @@ def halls(path):
 
 
 def test_the_hall_of_fame_keeps_long_run_averages_also_during_a_run(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(session, "EVAL_STEPS", 100)
-    monkeypatch.setattr(session, "AVERAGE_STEPS", 100)
+    monkeypatch.setattr(scores, "EVAL_STEPS", 100)
+    monkeypatch.setattr(scores, "AVERAGE_STEPS", 100)
     runs, during = tmp_path / "runs", []
 
     def look(report):
@@ -284,7 +284,7 @@ def test_a_game_that_has_its_opponents_gets_no_others_from_a_preset():
 
 
 def test_a_long_evaluation_says_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(session, "EvalProgress", functools.partial(session.EvalProgress, every=0.0))
+    monkeypatch.setattr(scores, "EvalProgress", functools.partial(scores.EvalProgress, every=0.0))
     canter.train("tensor:probe-recall", **SMALL | {"total_steps": 128})
     said = capsys.readouterr().out
     assert "Evaluating: 0 episodes ended after 1 steps of each environment" in said

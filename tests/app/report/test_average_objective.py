@@ -10,7 +10,7 @@ import pytest
 import canter
 from canter.app.cli import main
 from canter.app.console.dashboard import ProgressTracker
-from canter.app.experiments import session
+from canter.app.experiments import scores
 from canter.app.report import write_report
 from canter.app.report.data import aggregate_curve, goal_of, group_runs, read_run
 from canter.app.report.sections import final_tile
@@ -26,8 +26,8 @@ def runs(tmp_path_factory):
     """A run by each objective, with episodes that end."""
     root = tmp_path_factory.mktemp("runs")
     patch = pytest.MonkeyPatch()
-    patch.setattr(session, "EVAL_EPISODES", 4)
-    patch.setattr(session, "AVERAGE_STEPS", 100)
+    patch.setattr(scores, "EVAL_EPISODES", 4)
+    patch.setattr(scores, "AVERAGE_STEPS", 100)
     for objective in ("average", "discounted"):
         algorithm = PPO | {"objective": objective}
         canter.train("tensor:pendulum", algorithm=algorithm, run_dir=root, name=objective, **SETTINGS)

@@ -11,9 +11,8 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from canter.algorithms.base import plan_of
 from canter.app.check.checks import collect_warnings, preflight
-from canter.app.check.plan import Finding, Plan, check_size
+from canter.app.check.plan import Finding, check_size, plan_for
 from canter.app.check.random_rollout import MAX_ENVS
 from canter.app.console.text import printable, terminal_stream
 from canter.config import TrainConfig
@@ -54,20 +53,10 @@ def run_checks(config: TrainConfig) -> list[Finding]:
     return preflight(replace(config, env=env), plan_for(config))
 
 
-def plan_for(config: TrainConfig) -> Plan:
-    """Return the numbers of a run."""
-    return Plan(
-        **vars(plan_of(config.algorithm)),
-        total_steps=config.total_steps,
-        iterations=config.until.iterations,
-        num_envs=config.env.num_envs,
-    )
-
-
 def check_machine(config: TrainConfig) -> None:
     """Raise ConfigError for a missing device, or for sizes that cannot fit into memory here."""
     check_device(config.device)
-    check_size(plan_for(config), config)
+    check_size(config)
 
 
 def check_device(device: str) -> None:

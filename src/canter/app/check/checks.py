@@ -28,9 +28,9 @@ from canter.app.check.plan import (
     check_memory,
     check_plan,
     check_truncation,
-    format_count,
 )
 from canter.app.check.random_rollout import RandomRollout, check_symmetry, run_random_actions
+from canter.app.console.text import format_count
 from canter.core import distributed
 from canter.core.specs import (
     ACTION_MASK,

@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from canter.algorithms.base import RolloutPlan
+from canter.algorithms.base import RolloutPlan, plan_of
+from canter.app.console.text import format_bytes, format_count
 from canter.core.machine import available_memory
 from canter.core.plain import ConfigError
 from canter.core.specs import LOST_FINAL_OBS, EnvSpec
@@ -122,6 +123,16 @@ class Plan(RolloutPlan):
         return f"{format_count(steps, 'step')} = {parts}"
 
 
+def plan_for(config: RunConfig) -> Plan:
+    """Return the numbers of a run."""
+    return Plan(
+        **vars(plan_of(config.algorithm)),
+        total_steps=config.total_steps,
+        iterations=config.until.iterations,
+        num_envs=config.env.num_envs,
+    )
+
+
 def check_plan(plan: Plan) -> list[Finding]:
     """Return the arithmetic of the run, and warnings about few rollouts or small minibatches."""
     findings = [Finding("ok", "arithmetic", plan.describe_rollout()), Finding("ok", "arithmetic", plan.describe_run())]
@@ -223,12 +234,13 @@ def check_memory(plan: Plan, spec: EnvSpec, record: Any, state: Any) -> Finding:
     return Finding("ok", "memory", f"about {parts}, on {spec.device}; torch itself and the simulators need more")
 
 
-def check_size(plan: Plan, config: RunConfig) -> None:
+def check_size(config: RunConfig) -> None:
     """Raise ConfigError if rollouts, environments or layers alone exceed the free memory.
 
     Only lower bounds are compared, so nothing that could work is refused; `canter check` estimates
     the rest.
     """
+    plan = plan_for(config)
     available = available_memory()
     num_envs = config.env.num_envs
     env_bytes = MIN_PROCESS_BYTES if config.env.vectorization == "async" else MIN_ENV_BYTES
@@ -270,18 +282,3 @@ def tree_bytes(tree: Any) -> int:
     if isinstance(tree, list | tuple):
         return sum(map(tree_bytes, tree))
     return tree.nbytes if isinstance(tree, Tensor) else 0
-
-
-def format_bytes(count: float) -> str:
-    """Return a number of bytes with its unit: 61.4 kB, 3 GB."""
-    for unit in ("B", "kB", "MB", "GB", "TB"):
-        if count < 1000:
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:,.0f} PB"
-
-
-def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun, in singular or plural."""
-    plural = f"{noun}es" if noun.endswith("ch") and noun != "epoch" else f"{noun}s"
-    return f"{number:,} {noun if number == 1 else plural}"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from canter.app.check.before_run import check_device, plan_for
+from canter.app.check.before_run import check_device
 from canter.app.check.plan import check_size
 from canter.app.cli.parser import UsageError, flag_of
 from canter.app.cli.settings import read_settings
@@ -155,7 +155,7 @@ def _load(place: Path, config: TrainConfig, spec: EnvSpec) -> tuple[Policy, Path
         if not store.steps():
             raise
         step, tree = store.load_latest()
-        check_size(plan_for(config), config)
+        check_size(config)
         # As many environments as in training, so that its minibatches divide the batch.
         algorithm = config.algorithm.build(replace(spec, num_envs=config.env.num_envs), config.seed)
         algorithm.load_state_dict(tree["algorithm"])

@@ -15,9 +15,9 @@ import torch
 
 from canter.algorithms.base import plan_of
 from canter.app.check.before_run import check_machine, print_findings, run_checks
-from canter.app.check.plan import format_count
 from canter.app.cli.parser import UsageError
 from canter.app.cli.settings import import_settings, merged_config
+from canter.app.console.text import format_count
 from canter.app.doctor.diagnosis import diagnose, findings_json, format_findings, try_change
 from canter.app.doctor.environment import diagnose_env
 from canter.app.experiments.folders import stored_config

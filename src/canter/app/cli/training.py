@@ -12,7 +12,8 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
-from canter.app.check.before_run import check_machine, environment_for, plan_for
+from canter.app.check.before_run import check_machine, environment_for
+from canter.app.check.plan import plan_for
 from canter.app.cli.commands import parse_arguments
 from canter.app.cli.parser import UsageError, flag_of
 from canter.app.cli.process import exit_on_sigterm, exit_process, report_error

@@ -66,6 +66,21 @@ def format_duration(seconds: float | None) -> str:
     return f"{whole} {large_unit}" + (f" {rest // small_size} {small_unit}" if rest else "")
 
 
+def format_bytes(count: float) -> str:
+    """Return a number of bytes with its unit: 61.4 kB, 3 GB."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:,.0f} PB"
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun, in singular or plural."""
+    plural = f"{noun}es" if noun.endswith("ch") and noun != "epoch" else f"{noun}s"
+    return f"{number:,} {noun if number == 1 else plural}"
+
+
 def printable(text: str, keep: str = "") -> str:
     """Return the text with control characters escaped, except for those in `keep`.
 

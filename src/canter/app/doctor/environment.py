@@ -9,7 +9,6 @@ import json
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,6 +29,7 @@ from canter.algorithms.doctor.task import (
     no_reward,
     short_discount,
 )
+from canter.app.experiments.scores import open_env
 from canter.app.experiments.train import plan_run
 from canter.config import TrainConfig
 from canter.core.data.rollout import Rollout
@@ -37,7 +37,6 @@ from canter.core.plain import to_plain
 from canter.core.seeding import derive_seed
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, Env, EnvSpec
 from canter.core.struct import Metrics, Obs, State, TensorStruct
-from canter.envs import closed_quietly
 from canter.play.player import random_actions, zero_actions
 from canter.runs.records import flatten
 from canter.training.collector import Collector
@@ -179,8 +178,7 @@ def diagnose_env(
     """
     plan = plan_run(task, None, config, preset, settings)
     config = replace(plan.config, env=replace(plan.config.env, num_envs=min(plan.config.env.num_envs, MAX_ENVS)))
-    built = closed_quietly(config.env.build(config.device)) if plan.env is None else nullcontext(plan.env)
-    with built as env:
+    with open_env(config, plan.env) as env:
         actions = {RANDOM: None} | constant_actions(env.spec)
         baselines = [measure_baseline(name, env, config, action) for name, action in actions.items()]
     plain = dict(flatten(to_plain(config)))

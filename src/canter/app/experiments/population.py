@@ -10,7 +10,7 @@ from typing import Any
 from canter.algorithms.ppo import MemberConfig, PopulationConfig, PPOConfig
 from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.console.console import ConsoleKind
-from canter.app.experiments.members import MEMBER_EPISODES
+from canter.app.experiments.scores import MEMBER_EPISODES
 from canter.app.experiments.train import plan_run, train
 from canter.config import TrainConfig
 from canter.core.plain import from_plain

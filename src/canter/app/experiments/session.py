@@ -6,10 +6,9 @@ import os
 import shlex
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,24 +16,18 @@ import numpy as np
 
 from canter.algorithms.base import Algorithm, title_of
 from canter.algorithms.ppo.population import PopulationPPO
-from canter.app.check.plan import format_count
-from canter.app.console.text import format_clock, two_columns
-from canter.app.experiments.members import score_members
+from canter.app.console.text import format_clock, format_count, two_columns
+from canter.app.experiments.scores import Notify, affordable_episodes, final_score, open_env, score_members
 from canter.config import TrainConfig
 from canter.core.distributed.world import world
 from canter.core.registry import UserError
-from canter.core.seeding import derive_seed
 from canter.core.specs import Env, reset_is_clean
 from canter.core.storage.validity import check_same_shape
-from canter.envs import closed_quietly
-from canter.envs.failures import failure
 from canter.envs.imports import PYTHON
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_loading import load_policy_weights
-from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
-from canter.play.player import PlayStep
-from canter.runs.hall_of_fame import enter_by_average, enter_hall_of_fame
-from canter.runs.records import CONFIG, write_score
+from canter.play.evaluation import Evaluation
+from canter.runs.records import CONFIG
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.training.callbacks import Callback, ignore
@@ -45,26 +38,12 @@ WEIGHTS = ("model", "modules")
 """Keys of an algorithm's state that hold its networks."""
 OPTIMIZERS = "optimizers"
 
-EVAL_EPISODES = 100
-EVAL_SHARE = 0.2
-"""Share of a run's steps that the final evaluation takes at most, if its episodes are as long."""
-EVAL_STEPS = 20_000
-"""Steps of each environment after which the final evaluation gives up on a task that does not
-end."""
-AVERAGE_STEPS = 2_000
-"""Steps of each environment in a long-run average; a tenth as many warm up."""
-PROGRESS_SECONDS = 10.0
-"""Seconds between progress lines of a long evaluation."""
-
 LOGS: dict[str, Callable[[Path], MetricWriter]] = {
     # Their threads may open files while an environment works in another directory.
     "tensorboard": lambda path: TensorBoardWriter(path.absolute() / "tensorboard"),
     "wandb": lambda path: WandbWriter(path.absolute(), os.environ.get("WANDB_PROJECT", "canter")),
 }
 """Writers of metrics in addition to `metrics.jsonl`; each takes the run's folder."""
-
-Notify = Callable[[str], Any]
-"""Takes the lines that a run prints."""
 
 
 class RunNotSaved(UserError, OSError):
@@ -253,99 +232,6 @@ def removed_if_empty(path: Path | None) -> Iterator[None]:
             with suppress(OSError):
                 path.rmdir()  # refuses if there is anything in it
         raise
-
-
-def open_env(config: TrainConfig, env: Env | None) -> AbstractContextManager[Env]:
-    """Return a context with `env`, or with a new environment that is closed at the end."""
-    return closed_quietly(config.env.build(config.device)) if env is None else nullcontext(env)
-
-
-def affordable_episodes(progress: RunProgress) -> int:
-    """Return how many episodes of the recent length take a fifth of the run's steps, 1 to `EVAL_EPISODES`."""
-    lengths = [length for _, length, _ in progress.recent]
-    if not lengths:
-        return EVAL_EPISODES
-    return min(max(int(EVAL_SHARE * progress.env_steps * len(lengths) / sum(lengths)), 1), EVAL_EPISODES)
-
-
-def final_score(
-    config: TrainConfig,
-    policy: Policy,
-    run: Path | None,
-    env: Env | None = None,
-    notify: Notify = print,
-    episodes: int = EVAL_EPISODES,
-) -> tuple[Evaluation | None, str]:
-    """Evaluate the policy in new episodes; return the result and a comparison with earlier runs.
-
-    The text has a reward rate if episodes do not end. Episodes are played in `env`, or in an
-    environment that is built here. Without a `run` nothing is compared.
-    """
-    with open_env(config, env) as playing:
-        seed = derive_seed(config.seed, "eval")
-        try:
-            on_step = EvalProgress(notify)
-            result = evaluate(policy, playing, episodes, seed, max_steps=EVAL_STEPS, on_step=on_step)
-        except EpisodesUnfinished as error:
-            rate = error.result.reward_per_step
-            reason = f"fewer than {format_count(episodes, 'episode')} ended within {EVAL_STEPS:,} steps"
-            text = f"Final score: reward {rate:.4g} per step without noise; {reason}"
-            if run is None:
-                return None, text
-            record = {"reward_per_step": rate, "steps": EVAL_STEPS}
-            return None, f"{text}\n{average_score(config, policy, run, playing, record)}"
-        except Exception as error:  # the training state is saved already
-            reason = failure(error, "step", None)
-            return None, f"Final score: none, as the environment failed during the evaluation. {reason}"
-    played = format_count(episodes, "new episode")
-    mean = f"mean return {result.mean:.1f} over {played}, acting without noise"
-    text = f"Episodes: {mean}" if config.by_average else f"Final score: {mean}"
-    if run is None:
-        return result, text
-    if config.by_average:
-        uncut = env if config.env.reset_steps is None else None
-        return result, f"{average_score(config, policy, run, uncut, result.record)}\n{text}"
-    write_score(run, result.record)
-    return result, f"{text}\n{enter_hall_of_fame(run, config.env, result.return_, config.seed)}"
-
-
-def average_score(config: TrainConfig, policy: Policy, run: Path, env: Env | None, record: dict[str, Any]) -> str:
-    """Measure the reward per unit of time without noise; return a comparison with earlier runs.
-
-    The run's record keeps it together with the scores in `record`. It is measured in `env`, or in
-    an environment that is built here and cuts no episodes.
-    """
-    endless = replace(config, env=replace(config.env, reset_steps=None))
-    try:
-        with open_env(endless, env) as playing:
-            seed = derive_seed(config.seed, "eval")
-            average = long_run_average(policy, playing, AVERAGE_STEPS, warm_up=AVERAGE_STEPS // 10, seed=seed)
-    except Exception as error:  # the training state is saved already
-        write_score(run, record)
-        return f"Long-run average: none. {failure(error, 'step', None)}"
-    write_score(run, {**record, "long_run_average": average.mean, "ci": average.ci})
-    name = "Final score: long-run average" if config.by_average else "Long-run average:"
-    text = f"{name} {average.mean:.4g} ± {average.ci:.2g} per unit of time, acting without noise"
-    return f"{text}\n{enter_by_average(run, config.env, (average.mean, average.ci), config.seed)}"
-
-
-class EvalProgress:
-    """Prints the progress of an evaluation every few seconds."""
-
-    def __init__(self, notify: Notify, every: float = PROGRESS_SECONDS) -> None:
-        self.notify = notify
-        self.every = every
-        self.episodes = 0
-        self.steps = 0
-        self.last = time.perf_counter()
-
-    def __call__(self, turn: PlayStep) -> None:
-        """Count a step of all environments."""
-        self.steps += 1
-        self.episodes += int((turn.step.terminated | turn.step.truncated).sum())
-        if time.perf_counter() - self.last > self.every:
-            self.last = time.perf_counter()
-            self.notify(f"Evaluating: {self.episodes:,} episodes ended after {self.steps:,} steps of each environment")
 
 
 def try_report(run: Path) -> str:
