@@ -24,9 +24,7 @@ def run_dir(contents: str = "runs are looked for") -> Argument:
 
 CONFIG_ARGUMENTS = (
     Argument(
-        "--preset",
-        "preset to start from instead of the environment's, or none for the defaults (`canter presets`)",
-        "NAME",
+        "--preset", "preset instead of the environment's own, or none for the defaults (`canter presets`)", "NAME"
     ),
     Argument("--config", "YAML file of settings, all or some", "FILE"),
 )

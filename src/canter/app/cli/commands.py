@@ -38,6 +38,12 @@ ACTING_ARGUMENTS = (
     Argument("--stochastic", "sample actions instead of taking the mode"),
     Argument("--player", "a player that you registered, instead of Canter's", "NAME", default="standard"),
 )
+PLAN_ARGUMENTS = (
+    Argument("--jobs", "runs at a time; by default one for each core", "N", positive_int),
+    *CONFIG_ARGUMENTS,
+    run_dir("the folder of all runs goes"),
+    Argument("--name", "name of that folder; by default environment and time", "NAME"),
+)
 ENV_FLAGS = SettingFlags(
     {"--env": ("env.id", "NAME", "another environment, with the same observations and actions")},
     """\
@@ -53,18 +59,15 @@ COMMANDS: dict[str, Command] = {
     "demo": Command(
         "training:demo_command",
         "Train CartPole-v1 for about ten seconds and say what to try next.",
-        "[--folder DIR] [--seconds N]",
         (
             Argument("--folder", "new folder of the run", "DIR", Path, RUNS / "demo"),
             Argument("--seconds", "seconds of training at most", "N", float, 10),
         ),
-        description="Train CartPole-v1 for about ten seconds, evaluate the policy, and say what to try next.\n"
-        "It needs no network and no GPU.",
+        details="It needs no network and no GPU.",
     ),
     "train": Command(
         "training:train_command",
         "Train a policy and print its progress.",
-        "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--print-config | --dry-run]",
         (Argument("ENV", ENV, nargs="?"), *TRAIN_ARGUMENTS),
         settings=CONFIG_FLAGS,
         ranked=True,
@@ -72,15 +75,13 @@ COMMANDS: dict[str, Command] = {
     "distill": Command(
         "training:distill_command",
         "Train a student to imitate a teacher that sees more.",
-        "TEACHER ENV [--KEY VALUE ...]",
         (
             Argument("TEACHER", "policy file or run folder; `canter import` makes one of a checkpoint", nargs="?"),
             Argument("ENV", ENV, nargs="?"),
             *TRAIN_ARGUMENTS,
         ),
-        description="""\
-Train a student to act like a teacher in the states that the student reaches. TEACHER is a policy file or a run folder;
-a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student reads the observation groups
+        details="""\
+The student learns to act like its teacher in the states that it reaches, and reads the observation groups
 --algorithm.policy.obs-groups. If the teacher's groups have other names in ENV: --algorithm.teacher-obs
 '{policy: critic}'. To continue by reward: canter train ENV --init-from STUDENT""",
         settings=CONFIG_FLAGS,
@@ -89,7 +90,6 @@ a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student r
     "resume": Command(
         "training:resume_command",
         "Continue a run from its newest checkpoint.",
-        "RUN [--total-steps N] [--KEY VALUE ...] [--accept-edits | --from-scratch] [--console KIND]",
         (
             RUN,
             Argument("--accept-edits", f"use the settings that were edited in the run's {CONFIG}"),
@@ -97,8 +97,7 @@ a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student r
             run_dir(),
             *OUTPUT_ARGUMENTS,
         ),
-        description="Continue a run from its newest checkpoint, exactly as if it had never stopped, or with settings\n"
-        "changed by flags from there on; the changes are recorded with the iteration.",
+        details="It goes on exactly as if it had never stopped. Flags change settings from there on, and are recorded.",
         settings=SettingFlags(
             {"--total-steps": ("total_steps", "N", "train up to this total of transitions; may extend the run")}
         ),
@@ -107,19 +106,15 @@ a checkpoint of rl_games or RSL-RL becomes one by `canter import`. The student r
     "sweep": Command(
         "plans:sweep_command",
         "Train many runs: seeds, and settings with several values.",
-        "ENV|FOLDER --KEY VALUES... [--jobs N] [--preset NAME] [--config FILE] [--name NAME] [--print-commands]",
         (
             Argument("ENV", "environment id, or the folder of a sweep to resume", nargs="?"),
-            Argument("--jobs", "runs at a time; by default one for each core", "N", positive_int),
-            *CONFIG_ARGUMENTS,
-            run_dir("the sweep's folder goes"),
-            Argument("--name", "name of that folder; by default environment and time", "NAME"),
+            *PLAN_ARGUMENTS,
             Argument("--print-commands", "print the command of each run and stop"),
         ),
-        description="""\
-Train many runs on this machine, each in its own process and folder, several at a time. Every setting may have several
-values: `--seed 0..4` is a range, `--algorithm.gamma 0.98,0.99` a list, and a flag that is given twice has both values,
-as needed by settings that are lists themselves. All combinations are run.
+        details="""\
+Each runs in its own process and folder on this machine, several at a time. Every setting may have several values:
+`--seed 0..4` is a range, `--algorithm.gamma 0.98,0.99` a list, and a flag that is given twice has both values, as
+needed by settings that are lists themselves. All combinations are run.
 
 `canter sweep FOLDER` resumes a sweep: finished runs are kept, interrupted runs continue from their checkpoints.""",
         settings=CONFIG_FLAGS,
@@ -127,13 +122,10 @@ as needed by settings that are lists themselves. All combinations are run.
     "tune": Command(
         "plans:tune_command",
         "Search the settings of a task, or train a population.",
-        "ENV|FOLDER [--trials N] [--budget 2h | --pbt] [--jobs N] [--space FILE | --space.KEY RANGE ...] "
-        "[--KEY VALUE ...]",
         (
             Argument("ENV", "environment id, or the folder of a search to continue"),
             Argument("--trials", "settings to try", "N", positive_int),
             Argument("--budget", "time for all of it, such as 90s, 30m, 2h or 1h30m", "TIME", duration),
-            Argument("--jobs", "runs at a time; by default one for each core", "N", positive_int),
             Argument("--space", "YAML file of settings with their ranges", "FILE", Path),
             Argument(
                 "--objective",
@@ -147,12 +139,10 @@ as needed by settings that are lists themselves. All combinations are run.
             Argument("--final-seeds", "fresh seeds (default 5)", "N", positive_int),
             Argument("--population", "trials side by side in one program, on tensor environments", "N", positive_int),
             *PBT_ARGUMENTS,
-            *CONFIG_ARGUMENTS,
-            run_dir("the search's folder goes"),
-            Argument("--name", "name of that folder; by default environment and time", "NAME"),
+            *PLAN_ARGUMENTS,
         ),
-        description="""\
-Search the settings of a task with Optuna's TPE sampler, halving and several seeds, in separate processes. Ranges:
+        details="""\
+A search has separate processes, Optuna's TPE sampler, halving, and several seeds for the best trials. Ranges:
   --space.algorithm.optimizer.learning-rate 1e-5..1e-2:log    on a logarithmic scale
   --space.algorithm.gamma 0.9..0.999:log1m                    the distance from 1 is logarithmic
   --space.algorithm.horizon 64,128,256                        values
@@ -168,8 +158,6 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
     "play": Command(
         "policies:play_command",
         "Watch a policy in a window, or record a video of it.",
-        "[RUN] [--agent NAME] [--video FILE.mp4 [--caption] | --viewer NAME] [--episodes N] [--max-steps N] "
-        "[--stochastic] [--env ID] [--env.KEY VALUE ...]",
         (
             Argument("RUN", f"{POLICY_SOURCE}; not needed with --agent and --env", nargs="?"),
             *POLICY_ARGUMENTS[1:],
@@ -197,8 +185,6 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
     "eval": Command(
         "policies:eval_command",
         "Evaluate a policy over many episodes.",
-        "RUN [--episodes N] [--json [FILE]] [--stochastic] [--num-envs N] [--policy NAME] [--env ID] "
-        "[--env.KEY VALUE ...]",
         (
             *POLICY_ARGUMENTS,
             Argument("--episodes", "episodes to play", "N", positive_int, 100),
@@ -210,58 +196,48 @@ and change their settings within the ranges. `canter tune FOLDER` continues one 
                 const=STDOUT,
             ),
             Argument(
-                "--average",
-                "for endless tasks: reward per unit of time over STEPS of each env",
-                "STEPS",
-                positive_int,
+                "--average", "for endless tasks: reward per unit of time over STEPS of each env", "STEPS", positive_int
             ),
             *ACTING_ARGUMENTS,
             Argument("--max-steps", "steps of each environment to stop after", "N", positive_int, 1_000_000),
         ),
-        description="Evaluate a policy over many episodes; the first episodes of every environment count.",
+        details="The first episodes of every environment count.",
         settings=replace(ENV_FLAGS, short={**ENV_FLAGS.short, **NUM_ENVS_FLAG}),
     ),
     "export": Command(
         "policies:export_command",
         "Write a policy as ONNX, torch.export, C or NumPy files that run without Canter.",
-        "RUN [--to FORMATS] [--output FILE] [--int8] [--bench] [--observations N] [--policy NAME] [--env ID] "
-        "[--env.KEY VALUE ...]",
         (*POLICY_ARGUMENTS, *EXPORT_ARGUMENTS),
-        description="Write a policy as ONNX, torch.export, C or NumPy files that run without Canter. Each file is run\n"
-        "on real observations and kept only if its actions equal the policy's. The policy's contract, a YAML file,\n"
-        "says what the numbers mean.",
+        details="Each file is run on real observations and kept only if its actions equal the policy's. The policy's\n"
+        "contract, a YAML file, says what the numbers mean.",
         settings=ENV_FLAGS,
     ),
     "sim2sim": Command(
         "policies:sim2sim_command",
         "Run an exported policy in plain MuJoCo, and compare its tracking with the training simulator's.",
-        "RUN [--to mujoco] MODEL.xml [--robots N] [--seconds N] [--policy NAME] [--env.KEY VALUE ...]",
         (*POLICY_ARGUMENTS, *SIM2SIM_ARGUMENTS),
-        description="""\
-Run the C header of a policy in plain MuJoCo on the CPU, with joints, gains, default pose, action scale and time steps
-of its contract, and compare how it tracks the velocity commands of the training simulator. The header is exported if
-the run has none. Names that differ are refused.""",
+        details="""\
+The policy's C header runs on the CPU with joints, gains, default pose, action scale and time steps of its contract, and
+tracks the velocity commands of the training simulator. It is exported if the run has none. Names that differ are
+refused.""",
         settings=ENV_FLAGS,
     ),
     "check": Command(
         "tools:check_command",
         "Check an environment and its settings before training.",
-        "[ENV] [--preset NAME] [--config FILE] [--KEY VALUE ...] [--threads]",
         (
             Argument("ENV", "environment id; by default CartPole-v1", nargs="?"),
             *CONFIG_ARGUMENTS,
             *IMPORT_ARGUMENTS,
             Argument("--threads", "only measure the number of threads with which an update is fastest here"),
         ),
-        description="""\
-Check an environment and its settings before training: spaces, episode ends, rewards and seeds in a few random steps,
-and the arithmetic of the run. The exit code is 1 if something cannot work.""",
+        details="It looks at spaces, episode ends, rewards and seeds in a few random steps, and at the arithmetic of\n"
+        "the run. The exit code is 1 if something cannot work.",
         settings=CONFIG_FLAGS,
     ),
     "import": Command(
         "tools:import_command",
         "Convert a settings file of rl_games or RSL-RL.",
-        "FILE|CHECKPOINT [--parity] [--config FILE] [--env ID] [--num-envs N] [--set KEY=VALUE] [--output FILE]",
         (
             Argument("FILE", "the file; FILE.py:NAME for one class or function of several"),
             Argument("--output", "file for the settings; the report is written next to it", "FILE", Path),
@@ -271,10 +247,10 @@ and the arithmetic of the run. The exit code is 1 if something cannot work.""",
             Argument("--num-envs", "environments, if the file leaves them to a script", "N", int),
             *IMPORT_ARGUMENTS,
         ),
-        description="""\
-Read a settings file of rl_games (YAML with `params`) or RSL-RL (YAML, or Python as in Isaac Lab and mjlab, which is
-read and never run) and write it as Canter's settings. Every key of the file is in the report: mapped, mapped with a
-difference, without effect in the source library, or refused with the reason.
+        details="""\
+The file is one of rl_games (YAML with `params`) or RSL-RL (YAML, or Python as in Isaac Lab and mjlab, which is read and
+never run). Every key of it is in the report: mapped, mapped with a difference, without effect in the source library, or
+refused with the reason.
 
 A checkpoint (.pt, .pth) becomes a run folder that can be played, evaluated, exported and trained further; --config is
 the settings file that it was trained with. Nothing in it is run.""",
@@ -282,7 +258,6 @@ the settings file that it was trained with. Nothing in it is run.""",
     "doctor": Command(
         "tools:doctor_command",
         "Say why a run does not learn, or what is wrong with an environment, and what to change.",
-        "RUN|ENV [--json] [--try [N]] [--run-dir DIR] [--preset NAME] [--config FILE] [--KEY VALUE ...]",
         (
             Argument("RUN", f"{RUN.help}; or an environment id, before a run"),
             Argument("--json", "print the findings as JSON"),
@@ -299,33 +274,29 @@ the settings file that it was trained with. Nothing in it is run.""",
             *CONFIG_ARGUMENTS,
             *IMPORT_ARGUMENTS,
         ),
-        description="""\
-Read the log of a run, finished or running, and print at most three findings: evidence, cause and the flags to change.
-A healthy run has none. Of an environment, print what random and constant actions earn, and the same kind of findings;
-nothing is trained.""",
+        details="""\
+Of a run, finished or running, it prints at most three findings: evidence, cause and the flags to change. A healthy run
+has none. Of an environment it also prints what random and constant actions earn; nothing is trained.""",
         settings=CONFIG_FLAGS,
     ),
     "explain": Command(
         "tools:explain_command",
         "Find the cause of NaN or infinity in a run.",
-        "RUN [--run-dir DIR]",
         (RUN, run_dir()),
-        description="Replay the iteration in which NaN or infinity appeared, eagerly on the CPU, and name the first\n"
-        "operation and the environment that produced it. The folder may come from another machine.",
+        details="The iteration is replayed eagerly on the CPU, to name the first operation and the environment that\n"
+        "produced it. The folder may come from another machine.",
     ),
     "runs": Command(
         "listing:runs_command",
         "List the runs and their progress.",
-        "[--run-dir DIR] [--json]",
         (run_dir(), Argument("--json", "print everything known about the runs as JSON")),
-        description="List the runs, the newest first: progress, return, and the score of the final policy in new\n"
-        "episodes without noise (SCORE), or its reward per unit of time if no episodes end.",
+        details="The newest is first. SCORE is that of the final policy in new episodes without noise, or its reward\n"
+        "per unit of time if no episodes end.",
         light=True,
     ),
     "report": Command(
         "listing:report_command",
         "Write a page about one run, or one that compares several.",
-        "RUN... [--out FILE] [--threshold X] [--open] [--run-dir DIR]",
         (
             Argument("RUNS", "folder of a run or of runs, `latest`, or the beginning of names", nargs="+"),
             Argument("--out", "by default report.html in the run's folder, or here for several", "FILE", Path),
@@ -333,24 +304,20 @@ nothing is trained.""",
             Argument("--open", "show it in the browser"),
             run_dir(),
         ),
-        description="""\
-Write one HTML file that needs no network: curves, losses, time, settings and machine of a run, or a comparison of
-several. Runs that differ only in their seed are shown as one curve with its uncertainty.""",
+        details="It is one HTML file that needs no network: curves, losses, time, settings and machine. Runs that\n"
+        "differ only in their seed are shown as one curve with its uncertainty.",
     ),
     "envs": Command(
         "listing:envs_command",
         "List the environments and the form of their ids.",
-        "[FILTER]",
         (Argument("FILTER", "part of an id, such as cart or ALE/", nargs="?"),),
-        description="List the environments and the form of their ids; with FILTER all ids that contain it, those of\n"
-        "Gymnasium and of installed packages included.",
+        details="With FILTER all ids that contain it, those of Gymnasium and of installed packages included.",
         light=True,
     ),
     "presets": Command(
         "listing:presets_command",
         "List the presets: known-good settings.",
-        "",
-        description="List the presets: known-good settings, found by environment id, or by name with --preset.",
+        details="They are found by environment id, or by name with --preset.",
         light=True,
     ),
 }

@@ -91,17 +91,26 @@ class Command:
     function: str
     """`module:function` below `canter.app.cli`; it takes the parsed arguments."""
     summary: str
-    usage: str
-    """The arguments in the usage line of the help."""
     arguments: Sequence[Argument] = ()
-    description: str = ""
-    """Text above the list of arguments in the help; the summary by default."""
+    details: str = ""
+    """Text below the summary in the help."""
     settings: SettingFlags | None = None
     """None for a command that takes no settings of runs."""
     light: bool = False
     """The command runs without importing torch."""
     ranked: bool = False
     """torchrun may start several ranks of the command."""
+
+    @property
+    def usage(self) -> str:
+        """Usage line of the help: positional arguments, flags and settings."""
+        forms = {None: "{}", "?": "[{}]", "+": "{} ..."}
+        parts = [forms[argument.nargs].format(argument.name) for argument in self.arguments if not argument.is_flag]
+        if any(argument.is_flag for argument in self.arguments):
+            parts.append("[--FLAG ...]")
+        if self.settings is not None:
+            parts.append(f"[--{self.settings.section}KEY VALUE ...]")
+        return " ".join(parts)
 
 
 class Parser(argparse.ArgumentParser):
@@ -111,7 +120,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=f"canter {name}",
             usage=f"canter {name} {command.usage}",
-            description=command.description or command.summary,
+            description=f"{command.summary}\n\n{command.details}",
             epilog=command.settings and command.settings.epilog,
             allow_abbrev=False,
             formatter_class=argparse.RawDescriptionHelpFormatter,
