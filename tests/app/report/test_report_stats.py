@@ -110,13 +110,13 @@ def test_one_run_is_its_own_curve_and_none_is_none(run_of):
 
 def test_the_final_score_is_the_middle_of_the_last_values(run_of):
     (group,) = group_runs([run_of(f"s{k}", 0.0, k, seed=int(k)) for k in (1.0, 2.0, 4.0, 90.0)])
-    center, low, high = final_score(group)
+    center, (low, high) = final_score(group)
     assert center == 3.0
     assert 1.0 <= low < 3.0 < high <= 90.0
     assert final_score(group) == final_score(group)
     (single,) = group_runs([run_of("one", 7.0)])
-    assert final_score(single) == (7.0, None, None)
-    assert final_score(single, "nothing") is None
+    assert final_score(single) == (7.0, None)
+    assert final_score(single, "nothing") == (None, None)
 
 
 def test_time_to_threshold_is_the_first_row_that_reaches_it(run_of):

@@ -67,11 +67,9 @@ def learning_curve(
         if goal == AVERAGE:
             missing = "There are not enough rollouts yet for the long-run average."
         return element("p", missing, class_="muted")
-    width, height = size
     frame = Frame(
         GOALS[goal],
-        width,
-        height,
+        *size,
         x_label="env steps" if x == "env_steps" else "seconds of training",
         threshold=threshold,
         readouts=80 if size is WIDE else 40,
@@ -115,10 +113,14 @@ def small_chart(chart: Chart, groups: Sequence[Group]) -> Markup | None:
             lines += _curve_lines(group, name, " ".join(words) or chart.title, color)
     if not any(len(line.y) == 1 or np.any(line.y != line.y[0]) for line in lines):
         return None
-    caption = element("figcaption", element("b", chart.title), element("span", chart.text) if chart.text else None)
     keys = legend(lines) if len(names) > 1 else None
-    width, height = SMALL
-    return element("figure", caption, keys, line_chart(lines, Frame(chart.title, width, height, floor=chart.floor)))
+    return figure(chart.title, chart.text, keys, line_chart(lines, Frame(chart.title, *SMALL, floor=chart.floor)))
+
+
+def figure(title: str, text: str, *content: Markup | None) -> Markup:
+    """Return a figure below its title and a text."""
+    caption = element("figcaption", element("b", title), element("span", text) if text else None)
+    return element("figure", caption, *content)
 
 
 def episode_charts(groups: Sequence[Group]) -> list[Chart]:

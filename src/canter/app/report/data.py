@@ -296,19 +296,16 @@ def goal_of(runs: Iterable[RunData]) -> str:
     return AVERAGE if {run.goal for run in runs} == {AVERAGE} else RETURN
 
 
-def final_score(group: Group, metric: str = RETURN) -> tuple[float, float | None, float | None] | None:
-    """Return the interquartile mean of the runs' last values and its interval.
+def final_score(group: Group, metric: str = RETURN) -> tuple[float | None, tuple[float, float] | None]:
+    """Return the interquartile mean of the runs' last values, None without one, and its interval.
 
-    The interval is None for a single run, the result is None if no run has the metric.
+    The interval is None for a single run.
     """
     values = np.array(last_values(group, metric))
-    if not len(values):
-        return None
-    center = float(interquartile_mean(values))
-    if len(values) == 1:
-        return center, None, None
+    if len(values) < 2:
+        return (float(values[0]) if len(values) else None), None
     low, high = bootstrap_interval(values)
-    return center, float(low), float(high)
+    return float(interquartile_mean(values)), (float(low), float(high))
 
 
 def final_scores(group: Group, goal: str) -> list[float]:

@@ -49,13 +49,12 @@ def write_report(paths: Sequence[Path], out: Path | None = None, *, threshold: f
     runs = [read_run(path) for path in dict.fromkeys(path.resolve() for path in paths)]
     if out is None:
         out = paths[0] / REPORT if len(runs) == 1 else Path(REPORT)
-    page = run_page(runs[0], threshold) if len(runs) == 1 else comparison_page(runs, threshold)
+    title, body = run_page(runs[0], threshold) if len(runs) == 1 else comparison_page(runs, threshold)
     if not out.parent.is_dir():
         raise UserError(f"{out.parent} is not a folder, so {out.name} cannot be written there")
     if out.exists() and not is_report(out):
         raise UserError(f"{out} exists and is not a report of canter; choose another file with --out")
-    replace_file(out, page.encode())
-    return out
+    return write_page(out, title, body)
 
 
 def is_report(path: Path) -> bool:
@@ -66,8 +65,8 @@ def is_report(path: Path) -> bool:
         return f'content="{GENERATOR}"'.encode() in file.read(HEAD_BYTES)
 
 
-def run_page(run: RunData, threshold: float | None) -> str:
-    """Return the report of one run."""
+def run_page(run: RunData, threshold: float | None) -> tuple[str, list[Markup | None]]:
+    """Return title and body of the report of one run."""
     groups = group_runs([run])
     error = run.record.get("error")
     recent = run.settings.get("recent_episodes", 100)
@@ -78,7 +77,7 @@ def run_page(run: RunData, threshold: float | None) -> str:
         lead = "Long-run average: raw reward per unit of time in the last 20 rollouts, with its 95 % interval."
     _, source = sections.baseline(run.env_id)
     time_charts = charts.small_charts(charts.TIME, groups)
-    body = [
+    body: list[Markup | None] = [
         heading(run.name, join([f"{run.env_id}, seed {run.seed} ", sections.status(run)])),
         element("p", str(error), class_="failure") if error else None,
         sections.headline(run, threshold),
@@ -90,7 +89,7 @@ def run_page(run: RunData, threshold: float | None) -> str:
         section("Settings", f"Marked settings differ from the {source}.", sections.settings_table(run)),
         section("Origin", "", sections.origin(run)),
     ]
-    return document(f"{run.name} - {run.env_id}", body)
+    return f"{run.name} - {run.env_id}", body
 
 
 def doctor_section(run: RunData) -> Markup | None:
@@ -100,8 +99,8 @@ def doctor_section(run: RunData) -> Markup | None:
     return section("Doctor", "Why it may not learn, and what to change.", join(items)) if items else None
 
 
-def comparison_page(runs: Sequence[RunData], threshold: float | None) -> str:
-    """Return the report of several runs: one comparison for each environment."""
+def comparison_page(runs: Sequence[RunData], threshold: float | None) -> tuple[str, list[Markup | None]]:
+    """Return title and body of the report of several runs: one comparison for each environment."""
     groups = group_runs(runs)
     env_ids = list(dict.fromkeys(group.env_id for group in groups))
     if len(env_ids) == 1:
@@ -120,7 +119,7 @@ def comparison_page(runs: Sequence[RunData], threshold: float | None) -> str:
         section("Time", "Training time by activity.", sections.time_split(runs)),
         section("Machine and versions", "", sections.machines(runs)),
     ]
-    return document(title, body)
+    return title, body
 
 
 def comparison_sections(groups: Sequence[Group], threshold: float | None) -> list[Markup]:
@@ -175,8 +174,8 @@ def heading(title: str, facts: object) -> Markup:
     return element("header", element("p", "Canter report", class_="kicker"), element("h1", title), element("p", facts))
 
 
-def document(title: str, body: Sequence[Markup | None]) -> str:
-    """Return the whole file; it refers to nothing outside of it."""
+def write_page(file: Path, title: str, body: Sequence[Markup | None]) -> Path:
+    """Write a page as a file that refers to nothing outside of it, and return the file."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -188,4 +187,5 @@ def document(title: str, body: Sequence[Markup | None]) -> str:
     )
     footer = element("footer", f"Written by canter on {datetime.now():%d %B %Y at %H:%M}")
     page = element("html", head, element("body", element("main", *body, footer)), lang="en")
-    return f"<!doctype html>\n{page}\n"
+    replace_file(file, f"<!doctype html>\n{page}\n".encode())
+    return file

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from canter.app.report.charts import SMALL
+from canter.app.report.charts import SMALL, figure
 from canter.app.report.data import RETURN, read_run
 from canter.app.report.drawing import (
     Frame,
@@ -24,13 +24,13 @@ from canter.app.report.drawing import (
     line_chart,
     points,
 )
-from canter.app.report.page import REPORT, document, heading
+from canter.app.report.page import REPORT, heading, write_page
 from canter.app.report.sections import section, setting, table
-from canter.core.storage.files import replace_file
 from canter.runs.metrics import METRICS
 
 if TYPE_CHECKING:  # experiments write reports
     from canter.app.tuning.pbt import PbtOutcome, Population
+    from canter.app.tuning.space import Dimension
 
 WIDTH = 1040.0
 LANE = 34.0
@@ -62,9 +62,7 @@ def write_population_report(population: Population, outcome: PbtOutcome) -> Path
         ),
         section("Members", "Last score, and settings at the end.", member_table(population, outcome)),
     ]
-    file = population.folder / REPORT
-    replace_file(file, document(f"Population on {population.config.env.id}", body).encode())
-    return file
+    return write_page(population.folder / REPORT, f"Population on {population.config.env.id}", body)
 
 
 def winner_of(population: Population, outcome: PbtOutcome) -> int:
@@ -130,26 +128,22 @@ def settings_charts(population: Population, outcome: PbtOutcome) -> Markup:
     for part in population.dimensions:
         lines: list[Line] = []
         for member in range(population.pbt.members):
-            lines.append(Line("", *setting_steps(population, part.key, [member] * len(line)), 6, faint=True))
-        lines.append(Line("", *setting_steps(population, part.key, line), 1))
+            lines.append(Line("", *setting_steps(population, part, [member] * len(line)), 6, faint=True))
+        lines.append(Line("", *setting_steps(population, part, line), 1))
         scale = {"linear": "", "log": "log10", "log1m": "log10 of the distance from 1"}[part.scale]
-        caption = [
-            element("b", population.names[part.key]),
-            element("span", "place of the choice" if part.choices else scale),
-        ]
-        chart = line_chart(lines, Frame(population.names[part.key], *SMALL))
-        figures.append(element("figure", element("figcaption", *caption), chart))
+        name = population.names[part.key]
+        text = "place of the choice" if part.choices else scale
+        figures.append(figure(name, text, line_chart(lines, Frame(name, *SMALL))))
     return element("div", *figures, class_="multiples")
 
 
-def setting_steps(population: Population, key: str, members: list[int]) -> tuple[np.ndarray, np.ndarray]:
+def setting_steps(population: Population, part: Dimension, members: list[int]) -> tuple[np.ndarray, np.ndarray]:
     """Return steps and values of a setting, on its scale, of who is at each place in the line."""
-    part = next(part for part in population.dimensions if part.key == key)
     ends = [0, *population.steps]
     x: list[float] = []
     y: list[float] = []
     for number, member in enumerate(members):
-        value = part.on_axis(population.lineage.settings(member, number)[key])
+        value = part.on_axis(population.lineage.settings(member, number)[part.key])
         if value is not None:
             x += [ends[number], ends[number + 1]]
             y += [value, value]

@@ -248,14 +248,13 @@ def comparison(groups: Sequence[Group], threshold: float | None) -> Markup:
 
 
 def _comparison_row(number: int, group: Group, goal: str, threshold: float | None) -> list[object]:
-    final, low, high = final_score(group, goal) or (None, None, None)
     scores = final_scores(group, goal)
     best = [values.max() for run in group.runs if len(values := run.points(goal)[1])]
     row: list[object] = [
         join([key_mark(number), element("b", group.label)]),
         len(group.runs),
         mean_cell(_mean(scores), mean_interval(scores)),
-        mean_cell(final, None if low is None else (low, high)),
+        mean_cell(*final_score(group, goal)),
         format_si(float(max(best)) if best else None),
     ]
     if threshold is not None:
@@ -278,7 +277,7 @@ def _threshold_cells(crossings: Sequence[ThresholdCrossing | None]) -> list[obje
     return [join([format_si(steps[middle]), share]), format_duration(median_seconds)]
 
 
-def mean_cell(mean: float | None, interval: tuple[float | None, float | None] | None) -> Markup:
+def mean_cell(mean: float | None, interval: tuple[float, float] | None) -> Markup:
     """Return a mean, a dash for None, with its interval below."""
     below = None if interval is None else element("small", " to ".join(map(format_si, interval)))
     return join([format_si(mean), below])

@@ -27,9 +27,8 @@ from canter.app.report.drawing import (
     points,
     stacked_bar,
 )
-from canter.app.report.page import REPORT, document, heading
+from canter.app.report.page import REPORT, heading, write_page
 from canter.app.report.sections import mean_cell, section, setting, table
-from canter.core.storage.files import replace_file
 from canter.functional.statistics import mean_interval, welch_differences
 from canter.runs.metrics import METRICS
 
@@ -74,9 +73,7 @@ def write_search_report(search: Search, outcome: Outcome) -> Path:
         section("Settings and score", f"Score at {first:,} steps. Bold: finalists.", coordinates(search, outcome)),
         section("Trials", "Scores on the first seed by steps.", trial_table(search)),
     ]
-    file = search.folder / REPORT
-    replace_file(file, document(f"Search on {search.config.env.id}", body).encode())
-    return file
+    return write_page(search.folder / REPORT, f"Search on {search.config.env.id}", body)
 
 
 def colors(outcome: Outcome) -> dict[str, int]:
