@@ -24,8 +24,8 @@ from canter.app.tuning.outcome import (
     seconds_left,
     write_winner,
 )
-from canter.app.tuning.results import UNREACHED, format_score, seconds_score
-from canter.app.tuning.search import FRESH, Search, TuneConfig
+from canter.app.tuning.plan import UNREACHED, format_score
+from canter.app.tuning.search import FRESH, Search, TuneConfig, seconds_score
 from canter.app.tuning.space import plain_values
 from canter.app.tuning.study import PED_ANOVA, RANKS
 from canter.app.tuning.tune import create_plan, open_plan

@@ -210,6 +210,7 @@ def measure_baseline(name: str, env: Env, config: TrainConfig, constant: Tensor 
     policy = BaselinePolicy(env.spec, constant, seed)
     collector = Collector(env, policy, seed)
     progress = RunProgress(None, config.success, collector.clock)
+    std = dict(flatten(to_plain(config))).get("algorithm.model.std.initial")
     rows = []
     start = time.perf_counter()
     needed = 6 if constant is None else 3
@@ -220,14 +221,8 @@ def measure_baseline(name: str, env: Env, config: TrainConfig, constant: Tensor 
         report = progress.report(collector.read_episodes())
         row = report.row() | episode_signals(list(progress.recent))
         # As of an untrained policy: all its noise is there.
-        rows.append(row | {"policy/entropy": 1.0, "policy/std": initial_std(config)})
+        rows.append(row | {"policy/entropy": 1.0, "policy/std": std})
     return Baseline(name, list(progress.recent), rows)
-
-
-def initial_std(config: TrainConfig) -> float | None:
-    """Return the standard deviation of an untrained policy, None if the settings have none."""
-    value = dict(flatten(to_plain(config))).get("algorithm.model.std.initial")
-    return float(value) if isinstance(value, int | float) else None
 
 
 def find_faults(settings: Mapping[str, Any], baselines: Sequence[Baseline], tables: Sequence[Rules]) -> list[Finding]:

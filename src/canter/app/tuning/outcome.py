@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from canter.app.console.text import format_duration, format_number
-from canter.app.tuning.results import format_score
+from canter.app.tuning.plan import format_score
 from canter.app.tuning.study import trial_name
 from canter.functional.statistics import mean_interval, welch_difference
 
@@ -155,10 +155,11 @@ def costs(search: Search) -> dict[str, Cost]:
     """
     if search.tune.population:
         return {}
-    first = f"-seed{search.config.seed}@"
-    notes = {key: note for key, note in search.study.notes.items() if first in key}
-    known = {key: note for key, note in notes.items() if note.get("return") is not None}
-    return {key.replace(first, "@"): Cost(note["return"], note["seconds"]) for key, note in known.items()}
+    return {
+        f"{job.candidate}@{job.steps}": Cost(result["return"], result["seconds"])
+        for job, result in search.results().items()
+        if job.seed == search.config.seed and result.get("return") is not None
+    }
 
 
 def pareto_front(search: Search) -> list[tuple[str, Cost]]:

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Self
 from canter.algorithms.base import plan_of
 from canter.app.experiments.plans import Commands, Plan
 from canter.app.experiments.settings import with_overrides
-from canter.app.tuning.results import format_score, read_return
 from canter.app.tuning.space import build_space, plain_values, setting_flags, setting_names
 from canter.config import TrainConfig
 from canter.config.files import dump_config
@@ -19,10 +18,12 @@ from canter.core.registry import UserError
 from canter.core.storage.files import replace_file
 from canter.envs.imports import PYTHON, allowed_imports
 from canter.runs.metrics import METRICS, read_last_row
-from canter.runs.records import read_record, run_status
+from canter.runs.records import read_record, run_status, score_value
 
 BASE = "base.yaml"
 BEST = "best.yaml"
+UNREACHED = 1e6
+"""Seconds that count for a run that does not reach the goal of `seconds-to:GOAL`."""
 
 
 @dataclass(frozen=True)
@@ -176,3 +177,17 @@ class TuneResult:
     """The winner, and the scores."""
     run: Path | None = None
     """Run of the best member of a population, for `canter.load`."""
+
+
+def read_return(path: Path, *, average: bool) -> float | None:
+    """Return the mean return of the policy in new episodes, or its reward rate if they do not end."""
+    score = read_record(path).get("score")
+    value = score_value(score, average=average)
+    if value is None and isinstance(score, Mapping):
+        value = score.get("reward_per_step")
+    return value if value is not None else read_last_row(path / METRICS).get("lta/mean" if average else "return")
+
+
+def format_score(score: float) -> str:
+    """Return a score as text."""
+    return "the goal was not reached" if score <= -UNREACHED else f"{score:.5g}"

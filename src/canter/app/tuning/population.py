@@ -11,8 +11,7 @@ from pathlib import Path
 
 from canter.algorithms.ppo import MemberConfig
 from canter.app.experiments.population import population_config
-from canter.app.tuning.plan import Job
-from canter.app.tuning.results import format_score
+from canter.app.tuning.plan import Job, format_score
 from canter.app.tuning.search import Search, TuneConfig
 from canter.app.tuning.space import default_space, plain_values
 from canter.config import TrainConfig
@@ -98,7 +97,10 @@ class PopulationSearch(Search):
         """Return the settings of the members of a program."""
         found: list[MemberConfig] = []
         for run in map(Job.of_key, self.programs[program]):
-            own = plain_values({_member_setting(key): text for key, text in self.settings(run.candidate).items()})
+            texts = {
+                MEMBER_SETTINGS[key.removesuffix(".start")]: text for key, text in self.settings(run.candidate).items()
+            }
+            own = plain_values(texts)
             found.append(from_plain({**own, "seed": run.seed}, MemberConfig()))
         return found
 
@@ -120,7 +122,3 @@ class PopulationSearch(Search):
         known = [score for score in scores if score is not None]
         shown = f"best {format_score(max(known))}" if known else f"failed, see {self.folder / job.name}.log"
         return f"{job.name}, {len(keys)} members, {job.steps:,} steps: {shown}"
-
-
-def _member_setting(key: str) -> str:
-    return MEMBER_SETTINGS[key.removesuffix(".start")]

@@ -22,13 +22,15 @@ from typing import Any
 import numpy as np
 
 from canter.app.tuning.outcome import Outcome, outcome_lines, outcome_of, progress_of, write_winner
-from canter.app.tuning.plan import Job, TunePlan, TuneResult
-from canter.app.tuning.results import RETURN_IN, SECONDS_TO, mean_over_steps, objective_number, seconds_score
+from canter.app.tuning.plan import UNREACHED, Job, TunePlan, TuneResult
 from canter.app.tuning.study import Study, load_optuna, trial_name
 from canter.config import TrainConfig
 from canter.core.plain import check_range
 from canter.core.registry import UserError
+from canter.runs.metrics import read_rows
 
+SECONDS_TO = "seconds-to:"
+RETURN_IN = "return-in:"
 GENERATION = 12
 """Trials that are sampled and halved together."""
 KEPT = 3
@@ -118,8 +120,12 @@ class Search(TunePlan):
     # Results
 
     def result(self, job: Job) -> dict[str, Any] | None:
-        """Return `score` (None if the run failed) and `seconds` of a run that is done."""
+        """Return `score` (None if the run failed), `seconds` and `return` of a run that is done."""
         return self.study.notes.get(job.key)
+
+    def results(self) -> dict[Job, dict[str, Any]]:
+        """Return the results of all runs that are done."""
+        return {Job.of_key(key): note for key, note in self.study.notes.items() if "@" in key}
 
     def refresh(self) -> None:
         """Read what other processes have written to the journal."""
@@ -253,8 +259,8 @@ class Search(TunePlan):
         score = self.study.notes[job.key]["score"]
         if score is not None:
             return float(score)
-        done = [note for key, note in self.study.notes.items() if key.endswith(f"@{self.total}")]
-        return min((note["score"] for note in done if note["score"] is not None), default=0.0)
+        scores = [result["score"] for job, result in self.results().items() if job.steps == self.total]
+        return min((score for score in scores if score is not None), default=0.0)
 
     def finalists(self) -> list[str]:
         """Return the base settings and the best trials by the seeds of the search."""
@@ -295,10 +301,8 @@ class Search(TunePlan):
     def steps_done(self) -> int:
         """Transitions of all runs."""
         most: dict[str, int] = {}
-        for key in self.study.notes:
-            name, at, steps = key.partition("@")
-            if at:
-                most[name] = max(most.get(name, 0), int(steps))
+        for job in self.results():
+            most[job.name] = max(most.get(job.name, 0), job.steps)
         return sum(most.values())
 
     def rung_scores(self, steps: int) -> dict[int, float]:
@@ -332,3 +336,34 @@ class Search(TunePlan):
     def lines(self, outcome: Outcome) -> list[str]:
         """Return the winner and its scores as text."""
         return outcome_lines(self, outcome)
+
+
+def objective_number(objective: str, prefix: str) -> float | None:
+    """Return the finite number after the prefix of an objective; None without the prefix or a number."""
+    try:
+        number = float(objective.removeprefix(prefix)) if objective.startswith(prefix) else math.nan
+    except ValueError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def mean_over_steps(metrics: Path) -> float | None:
+    """Return the area under the curve of the return, divided by its steps; None without one."""
+    rows = [row for row in read_rows(metrics) if "return" in row and "env_steps" in row]
+    if len(rows) < 2:
+        return rows[0]["return"] if rows else None
+    steps = np.array([row["env_steps"] for row in rows])
+    returns = np.array([row["return"] for row in rows])
+    return float(np.sum((returns[1:] + returns[:-1]) / 2 * np.diff(steps)) / (steps[-1] - steps[0]))
+
+
+def seconds_score(metrics: Path, goal: float) -> float | None:
+    """Return minus the seconds of training until the return reached a goal; None without a return.
+
+    A run that did not reach it has the score of `UNREACHED` seconds, and less the further it was away.
+    """
+    rows = [row for row in read_rows(metrics) if row.get("return") is not None and "seconds" in row]
+    reached = next((row["seconds"] for row in rows if row["return"] >= goal), None)
+    if reached is not None or not rows:
+        return None if reached is None else -float(reached)
+    return -UNREACHED - (goal - max(row["return"] for row in rows))
