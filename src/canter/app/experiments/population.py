@@ -11,7 +11,8 @@ from canter.algorithms.ppo import MemberConfig, PopulationConfig, PPOConfig
 from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.console.console import ConsoleKind
 from canter.app.experiments.scores import MEMBER_EPISODES
-from canter.app.experiments.train import plan_run, train
+from canter.app.experiments.task import plan_run
+from canter.app.experiments.train import train
 from canter.config import TrainConfig
 from canter.core.plain import from_plain
 from canter.core.registry import UserError

@@ -1,19 +1,26 @@
-"""Tasks to train on, from an id, a class, a function, one environment or many."""
+"""What to train on, and with which settings, as a Python program says it.
+
+A task is an id, a class, a function, one environment or many.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
+from canter.app.experiments.settings import base_config, with_settings
+from canter.config import TrainConfig
+from canter.core.registry import UserError
 from canter.core.specs import Env
 from canter.envs import EnvConfig
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.imports import PYTHON, name_for_import, register_factory
+from canter.training.self_play import SelfPlayEnv
 
 EXPECTED = (
     "an environment id, a Gymnasium class or a function that makes an environment, one gymnasium.Env, a "
@@ -83,3 +90,66 @@ def _task_of_factory(factory: Callable[..., Any]) -> Task:
     env_id, source = found
     register_factory(env_id, factory)
     return Task(env_id, note=source.note)
+
+
+@dataclass(frozen=True)
+class RunPlan:
+    """The settings of a run."""
+
+    config: TrainConfig
+    source: str
+    """Source of the settings, in words."""
+    env: Env | None = None
+    """The environment that was passed in and cannot be built again."""
+    note: str = ""
+    """Advice for the user."""
+
+
+def plan_run(task: Any, env: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> RunPlan:
+    """Return the settings of a run from a task, a base config or preset, and further settings."""
+    if isinstance(task, TrainConfig):
+        if config is not None:
+            raise TypeError("two configs: pass one")
+        config = task
+        task = None
+    if isinstance(env, Mapping):
+        settings["env"] = dict(env)
+    elif env is not None:
+        if task is not None:
+            raise TypeError("two environments: pass one, and its settings as env={...}")
+        task = env
+    if isinstance(task, EnvConfig):
+        settings = {"env": task, **settings}
+        task = None
+    if isinstance(settings.get("algorithm"), str):
+        settings["algorithm"] = {"kind": settings["algorithm"]}
+    algorithm = settings.get("algorithm")
+    kind = algorithm.get("kind") if isinstance(algorithm, Mapping) else None
+    device = settings.get("device") or ("cpu" if config is None else config.device)
+    found = None if task is None else task_of(task, device)
+    source = "the settings given"
+    if config is None:
+        section = settings.get("env") or {}
+        env_id = section.id if isinstance(section, EnvConfig) else section.get("id")
+        config, source = base_config(found.env_id if found else env_id, preset, kind, settings.get("device"))
+    if found is None:
+        return RunPlan(with_settings(config, settings), source)
+    base = replace(config, env=found.settings(config.env))
+    config = with_settings(base, settings)
+    if found.env is not None:
+        _refuse_lost_settings(config.env, base.env)
+        config = replace(config, env=found.settings(config.env))
+        if isinstance(found.env, SelfPlayEnv) and "self_play" not in settings:
+            config = replace(config, self_play=None)  # a preset's; this environment has its opponents already
+    return RunPlan(config, source, found.env, found.note)
+
+
+def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:
+    """Raise UserError for settings that change the task, which an environment that was passed in cannot follow."""
+    for name in ("options", "wrappers", "reset_steps", "finite_horizon"):
+        value = getattr(env, name)
+        if value != getattr(base, name):
+            raise UserError(
+                f"env.{name}={value} would have no effect on an environment that exists already: pass its class or "
+                "a function that makes it instead (to a canter.envs.gymnasium.GymnasiumEnv, info_keys are an argument)"
+            )

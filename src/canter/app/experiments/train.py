@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ from canter.app.check.before_run import check_machine, environment_for
 from canter.app.console.console import CONSOLES, ConsoleKind, make_console
 from canter.app.experiments.folders import check_name, find_run_or_policy, new_run, open_run, stored_config
 from canter.app.experiments.session import LOGS, InitFrom, TrainingResult, announcement, run_experiment
-from canter.app.experiments.settings import base_config, with_settings
-from canter.app.experiments.task import Task, task_of
+from canter.app.experiments.settings import with_settings
+from canter.app.experiments.task import plan_run, task_of
 from canter.config import TrainConfig
 from canter.core.registry import UserError, nearest
 from canter.core.specs import Env
@@ -30,7 +30,6 @@ from canter.runs.records import CONFIG, RUNS, find_run
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter
 from canter.training.callbacks import Callback, count_arguments, ignore
-from canter.training.self_play import SelfPlayEnv
 
 logger = logging.getLogger(__name__)
 
@@ -178,69 +177,6 @@ def _check_name(argument: str, name: Any, known: Sequence[str]) -> None:
         raise UserError(f"{argument}={name!r}: unknown name, {nearest(str(name), known)}")
 
 
-@dataclass(frozen=True)
-class RunPlan:
-    """The settings of a run."""
-
-    config: TrainConfig
-    source: str
-    """Source of the settings, in words."""
-    env: Env | None = None
-    """The environment that was passed in and cannot be built again."""
-    note: str = ""
-    """Advice for the user."""
-
-
-def plan_run(task: Any, env: Any, config: TrainConfig | None, preset: str | None, settings: dict[str, Any]) -> RunPlan:
-    """Return the settings of a run from a task, a base config or preset, and further settings."""
-    if isinstance(task, TrainConfig):
-        if config is not None:
-            raise TypeError("two configs: pass one")
-        config = task
-        task = None
-    if isinstance(env, Mapping):
-        settings["env"] = dict(env)
-    elif env is not None:
-        if task is not None:
-            raise TypeError("two environments: pass one, and its settings as env={...}")
-        task = env
-    if isinstance(task, EnvConfig):
-        settings = {"env": task, **settings}
-        task = None
-    if isinstance(settings.get("algorithm"), str):
-        settings["algorithm"] = {"kind": settings["algorithm"]}
-    algorithm = settings.get("algorithm")
-    kind = algorithm.get("kind") if isinstance(algorithm, Mapping) else None
-    device = settings.get("device") or ("cpu" if config is None else config.device)
-    found = None if task is None else task_of(task, device)
-    source = "the settings given"
-    if config is None:
-        section = settings.get("env") or {}
-        env_id = section.id if isinstance(section, EnvConfig) else section.get("id")
-        config, source = base_config(found.env_id if found else env_id, preset, kind, settings.get("device"))
-    if found is None:
-        return RunPlan(with_settings(config, settings), source)
-    base = replace(config, env=found.settings(config.env))
-    config = with_settings(base, settings)
-    if found.env is not None:
-        _refuse_lost_settings(config.env, base.env)
-        config = replace(config, env=found.settings(config.env))
-        if isinstance(found.env, SelfPlayEnv) and "self_play" not in settings:
-            config = replace(config, self_play=None)  # a preset's; this environment has its opponents already
-    return RunPlan(config, source, found.env, found.note)
-
-
-def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:
-    """Raise UserError for settings that change the task, which an environment that was passed in cannot follow."""
-    for name in ("options", "wrappers", "reset_steps", "finite_horizon"):
-        value = getattr(env, name)
-        if value != getattr(base, name):
-            raise UserError(
-                f"env.{name}={value} would have no effect on an environment that exists already: pass its class or "
-                "a function that makes it instead (to a canter.envs.gymnasium.GymnasiumEnv, info_keys are an argument)"
-            )
-
-
 def load(run_or_file: str | Path, *, run_dir: str | Path = RUNS, device: str = "cpu") -> Policy:
     """Return a policy that is ready to predict: that of a policy file, or the best of a run.
 
@@ -301,7 +237,7 @@ def _env_of(policy: Any, run: Path | None) -> EnvConfig:
 def _open_task(env: Any, num_envs: int) -> AbstractContextManager[Env]:
     """Return a context with the environment of a task; close it at the end if it is new."""
     if not isinstance(env, EnvConfig):
-        task: Task = task_of(env)
+        task = task_of(env)
         if task.env is not None:
             return nullcontext(task.env)
         env = EnvConfig(id=task.env_id)

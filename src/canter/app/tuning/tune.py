@@ -10,7 +10,7 @@ from typing import Any
 from canter.app.check.before_run import check_machine
 from canter.app.experiments.folders import new_plan_folder
 from canter.app.experiments.plans import OnChange, run_plan
-from canter.app.experiments.train import plan_run
+from canter.app.experiments.task import plan_run
 from canter.app.tuning.exploit import PbtConfig
 from canter.app.tuning.pbt import Population
 from canter.app.tuning.plan import BASE, TunePlan, TuneResult
