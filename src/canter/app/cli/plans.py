@@ -31,7 +31,7 @@ from canter.app.tuning.exploit import PbtConfig, imported_pbt
 from canter.app.tuning.plan import TunePlan
 from canter.app.tuning.search import TuneConfig
 from canter.app.tuning.space import read_space
-from canter.app.tuning.tune import PlanConfig, default_jobs, new_plan, open_plan, plan_file
+from canter.app.tuning.tune import CHANGEABLE, PlanConfig, default_jobs, new_plan, open_plan, plan_file
 from canter.core.distributed import cores
 from canter.core.hints import is_free, without_none
 from canter.envs.imports import allowed_imports
@@ -43,8 +43,6 @@ MAX_RANGE = 100_000
 PBT = "pbt."
 """Beginning of the flags of a population."""
 SEARCH_FLAGS = ("trials", "budget", "objective", "seeds", "finalists", "final_seeds", "population")
-CHANGEABLE = ("trials", "budget")
-"""Settings that may change when a search continues."""
 SHOWN_LINES = 8
 """Runs that ended last, in the live display of a plan."""
 

@@ -27,6 +27,8 @@ from canter.envs.imports import refuse_while_importing
 from canter.runs.records import RUNS
 
 PlanConfig = TuneConfig | PbtConfig
+CHANGEABLE = ("trials", "budget")
+"""Settings of a search that may change when it continues."""
 FILES: dict[str, type[PlanConfig]] = {"tune.json": TuneConfig, "pbt.json": PbtConfig}
 """Files of plans in their folders, and the settings that they hold."""
 
@@ -78,6 +80,11 @@ def tune(
     if given and (pbt or (folder is not None and (folder / "pbt.json").is_file())):
         raise UserError(f"{', '.join(given)}: of a search; pbt trains one population")
     if folder is not None:
+        others = {"space": space, "config": config, "preset": preset, "name": name, **given, **settings}
+        others["pbt"] = pbt if isinstance(pbt, Mapping) else None
+        fixed = [key for key, value in others.items() if value is not None and key not in CHANGEABLE]
+        if fixed:
+            raise UserError(f"{fixed[0]} cannot change when {folder} continues; only {' and '.join(CHANGEABLE)} can")
         plan = open_plan(folder, **given)
     else:
         specs = {key: spec_of(key, value) for key, value in (space or {}).items()}
