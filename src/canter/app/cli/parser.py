@@ -83,6 +83,11 @@ class SettingFlags:
     ranges: bool = False
     """Every setting is also a flag `--space.KEY` with a range of values."""
 
+    def keys(self, index: str) -> list[str]:
+        """Return the keys in a section of the index that are flags, those of ranges included."""
+        keys = [key for key in read_index(index) if key.startswith(self.section)]
+        return [*keys, *(f"{SPACE}{key}" for key in keys)] if self.ranges else keys
+
 
 @dataclass(frozen=True)
 class Command:
@@ -134,17 +139,17 @@ class Parser(argparse.ArgumentParser):
     @cached_property
     def setting_flags(self) -> dict[str, str]:
         """Flags of all settings of the command, with the keys that they mean."""
-        return {} if self.command.settings is None else setting_flags(self.command.settings)
+        if self.command.settings is None:
+            return {}
+        flags = {flag_of(key): key for key in self.command.settings.keys("settings")}
+        return flags | {flag: key for flag, (key, *_) in self.command.settings.short.items()}
 
     @cached_property
     def free_prefixes(self) -> tuple[str, ...]:
         """Beginnings of the flags whose last part the user chooses."""
-        settings = self.command.settings
-        if settings is None:
+        if self.command.settings is None:
             return ()
-        free = [key for key in read_index("free_settings") if key.startswith(settings.section)]
-        ranges = [f"{SPACE}{key}" for key in free] if settings.ranges else []
-        return tuple(f"{flag_of(key)}." for key in (*free, *ranges))
+        return tuple(f"{flag_of(key)}." for key in self.command.settings.keys("free_settings"))
 
     def _add_short_flags(self) -> None:
         """Show the short flags of settings in the help; `take_settings` reads their values."""
@@ -239,14 +244,6 @@ def is_negative_number(token: str) -> bool:
 def looks_like_flag(token: str) -> bool:
     """Return True for a token that is a flag rather than a value."""
     return token.startswith("-") and token != "-" and not is_negative_number(token)
-
-
-def setting_flags(settings: SettingFlags) -> dict[str, str]:
-    """Return the flags of all settings in the section, with the keys that they mean."""
-    keys = [key for key in read_index("settings") if key.startswith(settings.section)]
-    ranges = [f"{SPACE}{key}" for key in keys] if settings.ranges else []
-    flags = {flag_of(key): key for key in (*keys, *ranges)}
-    return flags | {flag: key for flag, (key, *_) in settings.short.items()}
 
 
 def advise(unknown: str, flags: Sequence[str]) -> str:

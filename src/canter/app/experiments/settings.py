@@ -12,6 +12,7 @@ from canter.app.experiments.foreign import translate_key
 from canter.config import TrainConfig
 from canter.config.presets import name_for, preset_for, presets
 from canter.core.plain import ConfigError, from_plain, nest
+from canter.envs import EnvConfig
 
 FREE_SETTINGS = ("env.options", "env.wrappers")
 """Settings whose keys are chosen by the user."""
@@ -29,10 +30,10 @@ def base_config(
     It is the named preset, the task's own settings (mjlab, Isaac Lab), the preset for environment
     and algorithm, or the defaults. The preset `none` means the defaults.
     """
-    defaults = TrainConfig()
-    env_id = env_id or defaults.env.id
+    env_id = env_id or EnvConfig().id
+    defaults = TrainConfig(env=EnvConfig(id=env_id))
     if preset == NO_PRESET:
-        return replace(defaults, env=replace(defaults.env, id=env_id)), "the default settings"
+        return defaults, "the default settings"
     if preset is not None:
         return presets[preset], f"the preset {preset}"
     is_default_algorithm = algorithm in (None, algorithms.default)
@@ -45,8 +46,7 @@ def base_config(
     device = device or defaults.device
     found = preset_for(env_id, algorithm, device)
     if found is None:
-        config = replace(defaults, env=replace(defaults.env, id=env_id))
-        return config, "the default settings (no preset is known for it)"
+        return defaults, "the default settings (no preset is known for it)"
     if is_default_algorithm:
         return found, "its preset"
     return replace(found, device=device), f"the preset {name_for(env_id, algorithm, device)}"

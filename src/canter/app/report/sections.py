@@ -6,7 +6,6 @@ import base64
 import re
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +31,7 @@ from canter.app.report.drawing import Markup, element, escape, format_si, join, 
 from canter.config import TrainConfig
 from canter.config.presets import preset_for
 from canter.core.plain import to_plain
+from canter.envs import EnvConfig
 from canter.functional.statistics import mean_interval
 from canter.runs.records import flatten
 
@@ -181,8 +181,7 @@ def baseline(env_id: str) -> tuple[dict[str, Any], str]:
     preset = preset_for(env_id)
     if preset is not None:
         return dict(flatten(to_plain(preset))), "preset"
-    defaults = TrainConfig()
-    return dict(flatten(to_plain(replace(defaults, env=replace(defaults.env, id=env_id))))), "defaults"
+    return dict(flatten(to_plain(TrainConfig(env=EnvConfig(id=env_id))))), "defaults"
 
 
 def origin(run: RunData) -> Markup:
