@@ -34,12 +34,6 @@ def join_ranks() -> None:
         logging.disable(logging.WARNING)
 
 
-def several_ranks() -> bool:
-    """Return True if this process is one of several ranks; does not import torch to find out."""
-    distributed = sys.modules.get("canter.core.distributed")
-    return distributed is not None and distributed.active()
-
-
 @contextmanager
 def exit_on_sigterm() -> Iterator[None]:
     """Handle SIGTERM like Ctrl-C: restore the terminal and release the run's lock."""
@@ -71,7 +65,8 @@ def report_error(text: str, rank: int | None = None) -> None:
 
 def exit_process(code: int) -> NoReturn:
     """End the program; one of several ranks ends at once, as the others may wait for it."""
-    if several_ranks():
+    distributed = sys.modules.get("canter.core.distributed")  # without importing torch
+    if distributed is not None and distributed.active():
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(code)

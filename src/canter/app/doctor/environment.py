@@ -51,8 +51,8 @@ MAX_ENVS = 16
 MAX_ACTIONS = 6
 """Discrete actions that are tried as constant ones."""
 RANDOM = "random"
-LOOK = 0.2
-"""Fraction of a run that the rules take the baselines for: a goal may still be found later."""
+RUN_SHARE = 0.2
+"""Share of a run that the rules take the baselines for: a goal may still be found later."""
 SHORTER_IS_BETTER = -0.9
 """Correlation of returns and lengths from which early ends pay."""
 
@@ -182,7 +182,7 @@ def diagnose_env(
         actions = {RANDOM: None} | constant_actions(env.spec)
         baselines = [measure_baseline(name, env, config, action) for name, action in actions.items()]
     plain = dict(flatten(to_plain(config)))
-    plain["total_steps"] = baselines[0].rows[-1]["env_steps"] / LOOK
+    plain["total_steps"] = baselines[0].rows[-1]["env_steps"] / RUN_SHARE
     findings = find_faults(plain, baselines, report_spec_of(config.algorithm).rules)
     return EnvDiagnosis(config.env.id, baselines, findings)
 

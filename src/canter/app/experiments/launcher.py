@@ -23,8 +23,8 @@ from typing import Any, Self
 
 from canter.core.storage.lock import is_alive
 
-LOOK_SECONDS = 0.05
-"""Time between looks of the server for runs that have ended."""
+POLL_SECONDS = 0.05
+"""Time after which the server checks again which runs have ended."""
 KILLED = -signal.SIGKILL
 SERVER = """
 from canter.app.cli import load_everything, main
@@ -60,7 +60,7 @@ class Launcher:
             if run.returncode is None and is_alive(run.pid):
                 os.kill(run.pid, signal.SIGINT)
         while self.update():
-            time.sleep(LOOK_SECONDS)
+            time.sleep(POLL_SECONDS)
         self._close()
 
     def _close(self) -> None:
@@ -125,7 +125,7 @@ def serve(main: Callable[[list[str]], Any]) -> None:
             if ended:
                 running.remove(pid)
                 connection.send_bytes(json.dumps({"ended": pid, "code": os.waitstatus_to_exitcode(status)}).encode())
-        if not connection.poll(LOOK_SECONDS):
+        if not connection.poll(POLL_SECONDS):
             continue
         try:
             order = json.loads(connection.recv_bytes())

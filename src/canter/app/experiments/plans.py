@@ -32,7 +32,7 @@ from canter.runs.records import CONFIG, SWEEP, by_average, read_record, read_set
 MAX_BYTES = 16 << 20
 POLL_SECONDS = 0.2
 REFRESH_SECONDS = 1.0
-"""Time between looks into a folder for results of other processes."""
+"""Time after which the results of other processes are read again."""
 CLAIMS = ".claims"
 
 
@@ -123,24 +123,24 @@ class _Session:
         self.jobs = jobs
         self.launcher = launcher
         self.running: dict[str, tuple[Any, LaunchedRun, int]] = {}
-        """Run, process and claim, by name."""
+        """Run, process and the file descriptor of its claim, by name."""
         self.attempts: Counter[tuple[str, str]] = Counter()
         self.start = time.monotonic() - plan.spent
         self.todo: Sequence[Any] = []
-        self._look()
+        self._refresh()
 
     def close(self) -> None:
         """Release the runs of this session."""
-        for _, _, held in self.running.values():
-            os.close(held)
+        for _, _, fd in self.running.values():
+            os.close(fd)
 
-    def _look(self) -> None:
+    def _refresh(self) -> None:
         """Ask the plan for the missing runs, while no other process writes to its journal."""
         with folder_mutex(self.plan.folder):
             self.plan.refresh()
             self.plan.spent = max(self.plan.spent, time.monotonic() - self.start)
             self.todo = self.plan.next_runs()
-        self.looked = time.monotonic()
+        self.refreshed = time.monotonic()
 
     def advance(self) -> list[str]:
         """Start runs, record those that have ended, and return a line about each of these."""
@@ -148,49 +148,49 @@ class _Session:
         for run in self.todo:
             if run.name not in self.running and len(self.running) < self.jobs and not lines:
                 lines += self._start(run)
-        if lines or time.monotonic() - self.looked > REFRESH_SECONDS:
-            self._look()
+        if lines or time.monotonic() - self.refreshed > REFRESH_SECONDS:
+            self._refresh()
         return lines
 
     def _start(self, run: Any) -> list[str]:
         """Start a run unless another process has it; record it if it has ended already."""
-        held = claim(self.plan.folder, run.name)
-        if held is None:
+        fd = claim(self.plan.folder, run.name)
+        if fd is None:
             return []
-        self._look()
+        self._refresh()
         if run not in self.todo or is_locked(self.plan.folder / run.name):
-            os.close(held)  # another process has recorded it, or a run outlives the session that started it
+            os.close(fd)  # another process has recorded it, or a run outlives the session that started it
             return []
         if self.plan.is_done(run):
-            return [self._record(run, held, failed=False)]
+            return [self._record(run, fd, failed=False)]
         self.attempts[run.name, run.key] += 1
         with folder_mutex(self.plan.folder):
             arguments = self.plan.arguments(run)
         process = self.launcher.start(arguments, self.plan.folder / f"{run.name}.log")
-        self.running[run.name] = run, process, held
+        self.running[run.name] = run, process, fd
         return []
 
     def _end_runs(self) -> list[str]:
         self.launcher.update()
         lines: list[str] = []
-        for name, (run, process, held) in list(self.running.items()):
+        for name, (run, process, fd) in list(self.running.items()):
             if process.returncode is None:
                 continue
             del self.running[name]
             killed = process.returncode < 0 or is_locked(self.plan.folder / name)
             if killed and self.attempts[run.name, run.key] < self.plan.attempts:
-                os.close(held)
+                os.close(fd)
             else:
-                lines.append(self._record(run, held, failed=process.returncode != 0))
+                lines.append(self._record(run, fd, failed=process.returncode != 0))
         return lines
 
-    def _record(self, run: Any, held: int, *, failed: bool) -> str:
+    def _record(self, run: Any, fd: int, *, failed: bool) -> str:
         """Record a run that has ended, and release it."""
         with folder_mutex(self.plan.folder):
             self.plan.refresh()
             line = self.plan.record(run, failed=failed)
             self.plan.add_time(max(self.plan.spent, time.monotonic() - self.start))
-        os.close(held)
+        os.close(fd)
         return line
 
 

@@ -73,7 +73,8 @@ def train(
     refuse_while_importing("canter.train")
     _check_arguments(on_iteration, console, log, folder, final_evaluation)
     run_dir = Path(run_dir)
-    initial = _initial_weights(init_from, run_dir)
+    if isinstance(init_from, str | Path):
+        init_from = InitFrom(find_run_or_policy(init_from, run_dir))
     plan = plan_run(task, env, config, preset, settings)
     quiet = console == "quiet"
     notify = str if quiet else print
@@ -94,7 +95,7 @@ def train(
             on_iteration=on_iteration,
             callbacks=callbacks,
             final_evaluation=final_evaluation,
-            init_from=initial,
+            init_from=init_from,
             notify=notify,
         )
 
@@ -148,10 +149,6 @@ def resume(
         final_evaluation=final_evaluation,
         notify=notify,
     )
-
-
-def _initial_weights(init_from: str | Path | InitFrom | None, run_dir: Path) -> InitFrom | None:
-    return InitFrom(find_run_or_policy(init_from, run_dir)) if isinstance(init_from, str | Path) else init_from
 
 
 def _check_arguments(
