@@ -172,8 +172,10 @@ def run_experiment(
         notify(f"Settings, metrics, checkpoints and policies go to {path}")
     with removed_if_empty(path), open_env(config, env) as env:
         begin = None if init_from is None else init_from.load
-        observers: dict[str, Any] = {"callbacks": callbacks, "writers": writers}
-        with Trainer(config, on_iteration, env=env, folder=folder, begin=begin, **observers) as trainer:
+        trainer = Trainer(
+            config, on_iteration, env=env, folder=folder, begin=begin, callbacks=callbacks, writers=writers
+        )
+        with trainer:
             if resumed:
                 notify(note_start(trainer.progress))
             if init_from is not None:

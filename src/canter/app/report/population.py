@@ -72,8 +72,8 @@ def winner_of(population: Population, outcome: PbtOutcome) -> int:
 
 def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
     """Return a lane for each member with its rank in each interval, and lines for copies."""
-    steps = np.array([0, *population.steps])
-    x = LEFT + steps / steps[-1] * (WIDTH - LEFT - RIGHT)
+    ends = np.array([0, *population.steps])
+    x = LEFT + ends / population.total * (WIDTH - LEFT - RIGHT)
     members = range(population.pbt.members)
     line = population.lineage.ancestors(winner_of(population, outcome))
     height = 2 * TOP + LANE * len(members) + 20
@@ -81,25 +81,26 @@ def lineage_drawing(population: Population, outcome: PbtOutcome) -> Markup:
     marks: list[Markup] = []
     for member in members:
         marks.append(element("text", population.member_path(member).name, x=0.0, y=lanes[member] + 4))
-    for number, end in enumerate(population.steps):
-        scores = population.scores(end)
+    for number, steps in enumerate(population.steps):
+        scores = population.scores(steps)
         known = sorted(score for score in scores if score is not None)
         for member in members:
             score = scores[member]
             share = 0.0 if score is None else bisect_right(known, score) / len(known)
             texts = ", ".join(population.lineage.settings(member, number).values())
-            tip = element("title", f"{end:,} steps: {format_si(score)}; {texts}")
-            box = {"x": x[number] + 1, "y": lanes[member] - BAR, "width": x[number + 1] - x[number] - 2}
-            bar = element("rect", **box, height=2 * BAR, class_="dot", opacity=f"{0.1 + 0.7 * share:.2f}")
+            tip = element("title", f"{steps:,} steps: {format_si(score)}; {texts}")
+            left = x[number] + 1
+            width = x[number + 1] - x[number] - 2
+            opacity = f"{0.1 + 0.7 * share:.2f}"
+            top = lanes[member] - BAR
+            bar = element("rect", x=left, y=top, width=width, height=2 * BAR, class_="dot", opacity=opacity)
             marks.append(element("g", element("g", bar, class_="c0"), tip))
-    for number, (_, changes) in enumerate(population.lineage.rounds):
+    for end, (_, changes) in zip(x[1:], population.lineage.rounds, strict=False):
         for change in changes:
             if change.source != change.member:
-                marks.append(
-                    _path([x[number + 1] - 5, x[number + 1] + 5], [lanes[change.source], lanes[change.member]], 6)
-                )
-    ends = np.stack([x[:-1] + 5, x[1:] - 5], axis=1).ravel()
-    marks.append(_path([x[0], *ends[1:-1], x[-1]], np.repeat([lanes[member] for member in line], 2), 1))
+                marks.append(_path([end - 5, end + 5], [lanes[change.source], lanes[change.member]], 6))
+    turns = np.stack([x[:-1] + 5, x[1:] - 5], axis=1).ravel()
+    marks.append(_path([x[0], *turns[1:-1], x[-1]], np.repeat([lanes[member] for member in line], 2), 1))
     for place, text in ((x[0], "0"), (x[-1], f"{population.total:,} env steps")):
         marks.append(element("text", text, x=float(place), y=height - 8, class_="mid muted"))
     return drawing(WIDTH, height, "Lineage", *marks)
