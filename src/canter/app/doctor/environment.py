@@ -29,8 +29,7 @@ from canter.algorithms.doctor.task import (
     no_reward,
     short_discount,
 )
-from canter.app.experiments.scores import open_env
-from canter.app.experiments.task import plan_run
+from canter.app.experiments.task import open_env, plan_run
 from canter.config import TrainConfig
 from canter.core.data.rollout import Rollout
 from canter.core.plain import to_plain

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.console.text import format_count
+from canter.app.experiments.task import open_env
 from canter.config import TrainConfig
 from canter.core.seeding import derive_seed
 from canter.core.specs import Env
@@ -41,11 +41,6 @@ MEMBER_STEPS = 100_000
 
 Notify = Callable[[str], Any]
 """Takes the lines that a run prints."""
-
-
-def open_env(config: TrainConfig, env: Env | None) -> AbstractContextManager[Env]:
-    """Return a context with `env`, or with a new environment that is closed at the end."""
-    return closed_quietly(config.env.build(config.device)) if env is None else nullcontext(env)
 
 
 def affordable_episodes(progress: RunProgress) -> int:

@@ -17,7 +17,8 @@ import numpy as np
 from canter.algorithms.base import Algorithm, title_of
 from canter.algorithms.ppo.population import PopulationPPO
 from canter.app.console.text import format_clock, format_count, two_columns
-from canter.app.experiments.scores import Notify, affordable_episodes, final_score, open_env, score_members
+from canter.app.experiments.scores import Notify, affordable_episodes, final_score, score_members
+from canter.app.experiments.task import open_env
 from canter.config import TrainConfig
 from canter.core.distributed.world import world
 from canter.core.registry import UserError

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +18,7 @@ from canter.app.experiments.settings import base_config, with_settings
 from canter.config import TrainConfig
 from canter.core.registry import UserError
 from canter.core.specs import Env
-from canter.envs import EnvConfig
+from canter.envs import EnvConfig, closed_quietly
 from canter.envs.gymnasium import GymnasiumEnv
 from canter.envs.imports import PYTHON, name_for_import, register_factory
 from canter.training.self_play import SelfPlayEnv
@@ -153,3 +154,8 @@ def _refuse_lost_settings(env: EnvConfig, base: EnvConfig) -> None:
                 f"env.{name}={value} would have no effect on an environment that exists already: pass its class or "
                 "a function that makes it instead (to a canter.envs.gymnasium.GymnasiumEnv, info_keys are an argument)"
             )
+
+
+def open_env(config: TrainConfig, env: Env | None) -> AbstractContextManager[Env]:
+    """Return a context with `env`, or with a new environment that is closed at the end."""
+    return closed_quietly(config.env.build(config.device)) if env is None else nullcontext(env)
