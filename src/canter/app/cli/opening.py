@@ -137,8 +137,8 @@ def _locate(text: str, run_dir: Path, name: str | None) -> tuple[Path | None, Pa
         if candidate.is_file():
             return run, candidate
     stored = {path.stem for path in (run / POLICIES).glob("*.safetensors")}
-    short = [short for short, file_name in POLICY_NAMES.items() if Path(file_name).stem in stored]
-    raise NoPolicy(f"--policy {name}: no such file, and no such policy in {run}: {nearest(name, [*stored, *short])}")
+    stored |= {short for short, file_name in POLICY_NAMES.items() if Path(file_name).stem in stored}
+    raise NoPolicy(f"--policy {name}: no such file, and no such policy in {run}: {nearest(name, sorted(stored))}")
 
 
 def _config_of(file: Path) -> TrainConfig:
