@@ -132,3 +132,11 @@ def test_settings_without_an_environment_train_nothing_from_python():
     with pytest.raises(UserError, match=r"env\.id: the settings name no environment"):
         canter.train(config=imported.config, console="quiet", folder=False)
     assert canter.train("tensor:null", config=imported.config, console="quiet", folder=False, total_steps=96)
+
+
+@pytest.mark.parametrize("flag", [["--parity"], ["--set", "a=1"], ["--agents", "2"]])
+def test_flags_for_files_of_other_libraries_are_refused_without_one(flag, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["check", "CartPole-v1", *flag])
+    assert stopped.value.code == 2
+    assert f"{flag[0]} is for a settings file of rl_games or RSL-RL: add --config FILE" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """rl_games' settings become Canter's, and no key is lost on the way."""
 
+import json
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -7,8 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
 
+from canter.app.cli import main
 from canter.app.tuning.exploit import PbtConfig, imported_pbt
 from canter.app.tuning.pbt import Population
 from canter.compat import ImportRefused, import_config
@@ -519,6 +522,20 @@ def test_a_population_becomes_a_record_with_the_settings_of_each_mutated_key():
     changed = [entry.line() for entry in imported.report.of("changed")]
     assert any("canter tune --pbt trains the population of 6" in line for line in changed)
     assert any("env.rewards.success.weight='mutate_float': no setting here" in line for line in changed)
+
+
+def test_the_command_tunes_the_population_of_a_file(tmp_path, monkeypatch):
+    def stop(plan, jobs, command):
+        raise UserError("no run is needed")
+
+    monkeypatch.setattr("canter.app.cli.plans.run_or_stop", stop)
+    file = tmp_path / "file.yaml"
+    file.write_text(yaml.safe_dump({**rl_games(), "pbt": PBT}))
+    flags = ["--pbt", "--device", "cpu", "--total-steps", "1000", "--run-dir", str(tmp_path), "--name", "search"]
+    with pytest.raises(SystemExit):
+        main(["tune", "tensor:cartpole", "--config", str(file), *flags])
+    plan = json.loads((tmp_path / "search" / "pbt.json").read_text())
+    assert (plan["members"], plan["rule"]) == (6, "threshold")
 
 
 def test_a_population_selects_the_rule_of_rl_games():

@@ -140,6 +140,7 @@ needed by settings that are lists themselves. All combinations are run.
             Argument("--population", "trials side by side in one program, on tensor environments", "N", positive_int),
             *PBT_ARGUMENTS,
             *PLAN_ARGUMENTS,
+            *IMPORT_ARGUMENTS,
         ),
         details="""\
 A search has separate processes, Optuna's TPE sampler, halving, and several seeds for the best trials. Ranges:

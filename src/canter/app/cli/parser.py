@@ -53,6 +53,10 @@ class Argument:
         """Name of the value in the parsed arguments."""
         return self.name.lstrip("-").replace("-", "_").lower()
 
+    def is_given(self, arguments: argparse.Namespace) -> bool:
+        """Return True if parsed arguments have a value other than the default."""
+        return vars(arguments).get(self.attribute) not in (None, False, [], self.default)
+
     def add_to(self, parser: argparse.ArgumentParser) -> None:
         """Declare the argument to argparse."""
         if self.is_flag and self.metavar is None:

@@ -171,7 +171,7 @@ def continued(folder: Path, arguments: argparse.Namespace) -> TunePlan:
 def refuse_changes(arguments: argparse.Namespace, folder: Path, allowed: set[str]) -> None:
     """Raise UsageError for a flag that would change what continues in a folder."""
     flags = [argument for argument in COMMANDS["tune"].arguments if argument.is_flag and argument.name not in allowed]
-    given = [flag.name for flag in flags if vars(arguments)[flag.attribute] not in (None, False)]
+    given = [flag.name for flag in flags if flag.is_given(arguments)]
     given += [flag_of(key) for key in arguments.settings]
     if given:
         names = ", ".join(sorted(allowed - {"--run-dir", "--pbt"}))

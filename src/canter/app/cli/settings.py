@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_origin
 
+from canter.app.cli.arguments import IMPORT_ARGUMENTS
 from canter.app.cli.parser import UsageError
 from canter.app.experiments.settings import NO_PRESET, base_config, with_overrides
 from canter.compat import Imported, import_config, is_foreign
@@ -26,12 +27,12 @@ def merged_config(arguments: argparse.Namespace) -> tuple[TrainConfig, str]:
         if "env.id" in overrides:
             raise UsageError(f"two environments: {arguments.env} and --env.id {overrides['env.id']}")
         overrides["env.id"] = arguments.env
-    if arguments.config is None:
-        file = ConfigFile("", {}, {})
-    elif is_foreign_file(arguments.config):
+    if arguments.config is not None and is_foreign_file(arguments.config):
         return imported_config(arguments, overrides)
-    else:
-        file = read_config(arguments.config)
+    for argument in IMPORT_ARGUMENTS:
+        if argument.is_given(arguments):
+            raise UsageError(f"{argument.name} is for a settings file of rl_games or RSL-RL: add --config FILE")
+    file = ConfigFile("", {}, {}) if arguments.config is None else read_config(arguments.config)
     named = {key: value for key, value in flatten(file.plain).items() if isinstance(value, str)} | overrides
     config, source = base_config(
         named.get("env.id"), arguments.preset, named.get("algorithm.kind"), named.get("device")
