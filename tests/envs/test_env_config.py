@@ -9,8 +9,9 @@ from test_pettingzoo import register_roll
 
 import canter
 from canter.app.cli import main
+from canter.core.registry import UserError
 from canter.core.specs import Capturable, Continuous, Env, Stateful
-from canter.envs import EnvConfig, imports, schemes, unused_settings
+from canter.envs import EnvConfig, check_known, imports, schemes, unused_settings
 from canter.envs.tensor import tensor_envs
 
 
@@ -245,3 +246,14 @@ class TestSchemes:
     def test_a_preset_is_found_by_the_name_behind_any_scheme(self, kinds):
         preset: Any = canter.preset_for("mysim:CartPole-v1")
         assert preset.env.id == "mysim:CartPole-v1"
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v1", "CartPole", "tensor:cartpole", "envpool:Anything-v4"])
+def test_a_known_environment_needs_no_build_to_be_accepted(env_id):
+    check_known(env_id)
+
+
+@pytest.mark.parametrize("env_id", ["CartPole-v9", "runs/mine", "a b", "tensor:cartpol", "nowhere:Env"])
+def test_an_unknown_environment_is_refused_without_a_build(env_id):
+    with pytest.raises(UserError, match="unknown"):
+        check_known(env_id)

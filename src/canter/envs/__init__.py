@@ -26,6 +26,7 @@ from canter.envs.directory import EnvDirectory, directory_of, keep_directory
 from canter.envs.envpool import EnvPoolEnv
 from canter.envs.failures import failure, format_error, place_of, watched
 from canter.envs.gymnasium import GymnasiumEnv, make_gymnasium
+from canter.envs.gymnasium.make import check_registered
 from canter.envs.imports import PYTHON, find_factory, makes_a_batch, parameters_of, registered_id
 from canter.envs.jax_envs import make_brax, make_gymnax, make_playground
 from canter.envs.pettingzoo import make_pettingzoo
@@ -94,6 +95,15 @@ def find_builder(env_id: str) -> tuple[Builder, str]:
         return factory(num_envs=num_envs, device=device, **options)
 
     return imported, name
+
+
+def check_known(env_id: str) -> None:
+    """Raise UserError for an unknown environment; tasks of other simulators are not looked up."""
+    builder, name = find_builder(env_id)
+    if builder is make_gymnasium:
+        check_registered(name)
+    elif builder is make_tensor:
+        _ = tensor_envs[name]  # raises
 
 
 def check_options(builder: Callable[..., Any], env_id: str, options: Mapping[str, Any]) -> None:

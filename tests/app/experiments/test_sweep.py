@@ -39,6 +39,24 @@ def test_a_combination_that_makes_no_sense_is_refused_before_any_run_starts(tmp_
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_name_that_is_no_folder_and_no_environment_starts_no_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit):
+        main(["sweep", "mien", "--seed", "0,1"])
+    assert "'mien' is neither the folder of a sweep nor an environment: unknown" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("flags", [["--seed", "0..3"], ["--preset", "none"], ["--name", "other"]])
+def test_flags_that_a_stored_sweep_would_ignore_are_refused(flags, tmp_path, capsys):
+    Commands(tmp_path, ["train", "tensor:cartpole"], {"run": []}).write()
+    with pytest.raises(SystemExit):
+        main(["sweep", str(tmp_path), *flags])
+    assert f"{flags[0]} cannot change when {tmp_path} continues; only --jobs can" in capsys.readouterr().err
+    main(["sweep", str(tmp_path), "--print-commands"])
+    assert "train tensor:cartpole" in capsys.readouterr().out
+
+
 def test_commands_can_be_printed_for_another_scheduler(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     main(["sweep", "tensor:cartpole", "--seed", "0..2", "--name", "mine", "--print-commands"])

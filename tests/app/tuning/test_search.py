@@ -10,6 +10,7 @@ from bisect import bisect_left, bisect_right
 
 import pytest
 
+import canter
 from canter.algorithms.ppo import PPOConfig
 from canter.app.cli import main
 from canter.app.experiments.plans import claim
@@ -258,6 +259,18 @@ def test_trials_can_be_added_to_a_search(tmp_path):
     assert longer.study.trials[:12] == search.study.trials and len(longer.study.trials) == 18
 
 
+@pytest.mark.parametrize(
+    "changes", [{"objective": "auc"}, {"population": 2}, {"total_steps": 90}, {"space": SPACE}, {"pbt": True}], ids=str
+)
+def test_what_a_search_has_decided_cannot_change_when_it_continues(changes, tmp_path):
+    search = new_search(tmp_path / "a")
+    before = (search.folder / "tune.json").read_text()
+    message = f"{next(iter(changes))} cannot change when .*a continues; only trials, budget, jobs can"
+    with pytest.raises(UserError, match=message):
+        canter.tune("a", run_dir=tmp_path, **changes)
+    assert (search.folder / "tune.json").read_text() == before
+
+
 def test_progress_names_the_best_and_the_time_left(tmp_path):
     search = new_search(tmp_path / "a")
     for job in search.next_runs():
@@ -322,13 +335,14 @@ def spearman(left, right):
             "a search compares runs after equal steps",
         ),
         (["--trials", "4", "--space.algorithm.gama", "0.9..1"], "did you mean --space.algorithm.gamma"),
+        (["runs/mine"], "'runs/mine' is neither the folder of a search nor an environment: unknown"),
     ],
 )
 def test_searches_that_cannot_work_are_refused_before_any_run(flags, message, tmp_path, monkeypatch, capsys):
     pytest.importorskip("optuna")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
-        main(["tune", "tensor:cartpole", *flags])
+        main(["tune", *([] if flags and not flags[0].startswith("--") else ["tensor:cartpole"]), *flags])
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 

@@ -7,7 +7,7 @@ import re
 import shlex
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, get_origin
@@ -22,7 +22,7 @@ from canter.app.cli.parser import SPACE, UsageError, flag_of, hyphenated
 from canter.app.cli.process import exit_on_sigterm
 from canter.app.cli.settings import import_settings, is_foreign_file, merged_config, setting_hints
 from canter.app.console.text import printable, terminal_stream, two_columns
-from canter.app.experiments.folders import new_plan_folder
+from canter.app.experiments.folders import check_task, new_plan_folder
 from canter.app.experiments.plans import Commands, OnChange, Plan, Sweep, combinations, run_plan
 from canter.app.experiments.session import program
 from canter.app.report import write_report
@@ -31,7 +31,7 @@ from canter.app.tuning.exploit import PbtConfig, imported_pbt
 from canter.app.tuning.plan import TunePlan
 from canter.app.tuning.search import TuneConfig
 from canter.app.tuning.space import read_space
-from canter.app.tuning.tune import CHANGEABLE, PlanConfig, default_jobs, new_plan, open_plan, plan_file
+from canter.app.tuning.tune import CHANGEABLE, PlanConfig, default_jobs, find_plan, new_plan, open_plan
 from canter.core.distributed import cores
 from canter.core.hints import is_free, without_none
 from canter.envs.imports import allowed_imports
@@ -49,14 +49,17 @@ SHOWN_LINES = 8
 
 def sweep_command(arguments: argparse.Namespace) -> None:
     """Train many runs: seeds, and settings with several values."""
-    existing = existing_plan(arguments, lambda path: (path / SWEEP).is_file())
-    commands = new_sweep(arguments) if existing is None else Commands.read(existing)
+    places = [] if arguments.env is None else [Path(arguments.env), arguments.run_dir / arguments.env]
+    existing = next((path for path in places if (path / SWEEP).is_file()), None)
+    if existing is None:
+        commands = new_sweep(arguments)
+    else:
+        refuse_changes("sweep", arguments, existing, {"--jobs", "--print-commands"})
+        commands = Commands.read(existing)
     if arguments.print_commands:
         for name in commands.runs:
             print(shlex.join([*shlex.split(program()), *commands.arguments(name)]))
         return
-    commands.folder.mkdir(parents=True, exist_ok=True)
-    commands.write()
     sweep = Sweep(commands)
     jobs = arguments.jobs or cores()
     print(f"{len(commands.runs)} runs, {jobs} at a time, in {sweep.folder}", flush=True)
@@ -85,13 +88,15 @@ def new_sweep(arguments: argparse.Namespace) -> Commands:
             common.append(f"--{flag}={getattr(arguments, flag)}")
     for flags in runs.values():
         config, _ = merged_config(parse_arguments("train", [*common, *flags]))
+        check_task(config.env.id, "sweep")
         check_machine(config)
     permissions = [f"--allow-import={module}" for module in allowed_imports()]
     base = [*permissions, "train", *common]
     if arguments.print_commands:
         return Commands(arguments.run_dir / (arguments.name or "sweep"), base, runs)
-    folder = new_plan_folder(arguments.run_dir, arguments.env or "runs", arguments.name)
-    return Commands(folder, base, runs)
+    commands = Commands(new_plan_folder(arguments.run_dir, arguments.env or "runs", arguments.name), base, runs)
+    commands.write()
+    return commands
 
 
 def values_of(text: str, key: str) -> list[str]:
@@ -111,7 +116,7 @@ def values_of(text: str, key: str) -> list[str]:
 
 def tune_command(arguments: argparse.Namespace) -> None:
     """Search the settings of a task, or train a population."""
-    folder = existing_plan(arguments, plan_file)
+    folder = find_plan(arguments.env, arguments.run_dir)
     plan = new_plan_of(arguments) if folder is None else continued(folder, arguments)
     arguments.jobs = arguments.jobs or default_jobs(plan)
     ranges = {plan.names[part.key]: part.spec for part in plan.dimensions}
@@ -132,16 +137,16 @@ def tune_command(arguments: argparse.Namespace) -> None:
 def new_plan_of(arguments: argparse.Namespace) -> TunePlan:
     """Return a new plan; settings of an imported file come before those of flags."""
     specs = take_space(arguments)
+    config, _ = merged_config(arguments)
+    check_task(config.env.id, "search")
     given = {name: value for name in SEARCH_FLAGS if (value := getattr(arguments, name)) is not None}
     own = {name: value for name, value in vars(arguments).items() if name.startswith(PBT) and value is not None}
     flags = {name.removeprefix(PBT): value for name, value in own.items()}
     if not (arguments.pbt or flags):
         settings: PlanConfig = TuneConfig(**given, space=specs)
-        config, _ = merged_config(arguments)
         return new_plan(settings, config, arguments.run_dir, arguments.name)
     if given:
         raise UsageError(f"{flag_of(next(iter(given)))} is of a search, and --pbt trains one population")
-    config, _ = merged_config(arguments)
     imported: dict[str, Any] = {}
     if arguments.config is not None and is_foreign_file(arguments.config):
         population = import_settings(arguments, arguments.config, config.env.id, config.env.num_envs).population
@@ -163,25 +168,19 @@ def continued(folder: Path, arguments: argparse.Namespace) -> TunePlan:
     """Return the plan of a folder; refuse flags that would change what it has decided."""
     changes = {name: vars(arguments)[name] for name in CHANGEABLE if vars(arguments)[name] is not None}
     is_population = (folder / "pbt.json").is_file()
-    allowed = {"--jobs", "--run-dir"} | ({"--pbt"} if is_population else {flag_of(name) for name in CHANGEABLE})
-    refuse_changes(arguments, folder, allowed)
+    allowed = {"--jobs"} | ({"--pbt"} if is_population else {flag_of(name) for name in CHANGEABLE})
+    refuse_changes("tune", arguments, folder, allowed)
     return open_plan(folder, **changes)
 
 
-def refuse_changes(arguments: argparse.Namespace, folder: Path, allowed: set[str]) -> None:
+def refuse_changes(command: str, arguments: argparse.Namespace, folder: Path, allowed: set[str]) -> None:
     """Raise UsageError for a flag that would change what continues in a folder."""
-    flags = [argument for argument in COMMANDS["tune"].arguments if argument.is_flag and argument.name not in allowed]
+    flags = [flag for flag in COMMANDS[command].arguments if flag.is_flag and flag.name not in {*allowed, "--run-dir"}]
     given = [flag.name for flag in flags if flag.is_given(arguments)]
     given += [flag_of(key) for key in arguments.settings]
     if given:
-        names = ", ".join(sorted(allowed - {"--run-dir", "--pbt"}))
+        names = ", ".join(sorted(allowed - {"--pbt", "--print-commands"}))
         raise UsageError(f"{given[0]} cannot change when {folder} continues; only {names} can")
-
-
-def existing_plan(arguments: argparse.Namespace, is_plan: Callable[[Path], Any]) -> Path | None:
-    """Return the folder of a plan that ENV names, here or below the folder of all runs; None for an environment."""
-    places = [] if arguments.env is None else [Path(arguments.env), arguments.run_dir / arguments.env]
-    return next((path for path in places if is_plan(path)), None)
 
 
 def run_or_stop(plan: Plan, jobs: int, command: str) -> None:

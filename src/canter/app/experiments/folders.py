@@ -13,6 +13,7 @@ from typing import Any
 from canter.config import TrainConfig
 from canter.config.files import dump_config, read_config
 from canter.core.registry import UserError
+from canter.envs import check_known
 from canter.runs.changes import ChangeCheck
 from canter.runs.permissions import import_trusted_modules
 from canter.runs.records import CONFIG, LATEST, find_run, is_unstarted
@@ -61,6 +62,14 @@ def claim_folder(root: Path, title: str) -> Path:
             (root / name).mkdir()
             return root / name
     raise AssertionError("there is always a next number")
+
+
+def check_task(env_id: str, kind: str) -> None:
+    """Raise UserError for a name that is neither an environment nor, since it comes to this, a folder of that kind."""
+    try:
+        check_known(env_id)
+    except UserError as error:
+        raise UserError(f"{env_id!r} is neither the folder of a {kind} nor an environment: {error}") from error
 
 
 def new_plan_folder(root: Path, env_id: str, name: str | None, command: str = "sweep") -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from canter.app.check.before_run import check_machine
-from canter.app.experiments.folders import new_plan_folder
+from canter.app.experiments.folders import check_task, new_plan_folder
 from canter.app.experiments.plans import OnChange, run_plan
 from canter.app.experiments.task import plan_run
 from canter.app.tuning.exploit import PbtConfig
@@ -64,8 +64,9 @@ def tune(
         canter.tune("CartPole-v1", trials=40, space={"algorithm.gamma": "0.9..0.999:log1m"})
         canter.tune("tensor:quadrotor", pbt={"members": 8, "rule": "threshold"})
 
-    `task` is the id of an environment, or the folder of a search or population to continue with the
-    same decisions; a search goes on up to new `trials` or a new `budget` in seconds. `space` has
+    `task` is the id of an environment, or the folder, or its name in `run_dir`, of a search or population
+    to continue with the same decisions, so no other settings may be given; only a search goes on up to
+    new `trials` or a new `budget` in seconds. `space` has
     ranges by setting, `(A, B, C)` or text as in the module `canter.app.tuning.space`; by default
     those of the algorithm. `config`, `preset` and further settings are the base, as for
     `canter.train`. `population` trials at a time train side by side in one program, on tensor
@@ -76,19 +77,17 @@ def tune(
     named = {"objective": objective, "seeds": seeds, "finalists": finalists, "final_seeds": final_seeds}
     named |= {"population": population, "trials": trials, "budget": budget}
     given = {name: value for name, value in named.items() if value is not None}
-    folder = Path(task) if plan_file(Path(task)) is not None else None
-    if given and (pbt or (folder is not None and (folder / "pbt.json").is_file())):
-        raise UserError(f"{', '.join(given)}: of a search; pbt trains one population")
+    folder = find_plan(task, Path(run_dir))
     if folder is not None:
-        others = {"space": space, "config": config, "preset": preset, "name": name, **given, **settings}
-        others["pbt"] = pbt if isinstance(pbt, Mapping) else None
-        fixed = [key for key, value in others.items() if value is not None and key not in CHANGEABLE]
-        if fixed:
-            raise UserError(f"{fixed[0]} cannot change when {folder} continues; only {' and '.join(CHANGEABLE)} can")
+        fixed = {"space": space, "pbt": pbt or None, "config": config, "preset": preset, "name": name, **settings}
+        _refuse_changes(folder, given | {key: value for key, value in fixed.items() if value is not None})
         plan = open_plan(folder, **given)
     else:
+        if given and pbt:
+            raise UserError(f"{', '.join(given)}: of a search; pbt trains one population")
         specs = {key: spec_of(key, value) for key, value in (space or {}).items()}
         base = plan_run(str(task), None, config, preset, settings).config
+        check_task(base.env.id, "search")
         if pbt:
             own = dict(pbt) if isinstance(pbt, Mapping) else {}
             wanted: PlanConfig = from_plain(own | {"space": specs or own.get("space", {})}, PbtConfig())
@@ -97,6 +96,16 @@ def tune(
         plan = new_plan(wanted, base, Path(run_dir), name)
     run_plan(plan, jobs or default_jobs(plan), on_change)
     return plan.finish()
+
+
+def _refuse_changes(folder: Path, given: Mapping[str, Any]) -> None:
+    """Raise UserError for an argument that would change what continues in a folder."""
+    allowed = CHANGEABLE
+    if (folder / "pbt.json").is_file():
+        allowed = ("pbt",) if given.get("pbt") is True else ()
+    if changed := [name for name in given if name not in allowed]:
+        names = ", ".join([*CHANGEABLE, "jobs"] if allowed is CHANGEABLE else ["jobs"])
+        raise UserError(f"{', '.join(changed)} cannot change when {folder} continues; only {names} can")
 
 
 def default_jobs(plan: TunePlan) -> int:
@@ -114,6 +123,11 @@ def plan_class(settings: PlanConfig) -> Any:
 def plan_file(folder: Path) -> Path | None:
     """Return the file of the plan in a folder; None without one."""
     return next((folder / name for name in FILES if (folder / name).is_file()), None)
+
+
+def find_plan(task: str | Path, run_dir: Path) -> Path | None:
+    """Return the folder of a plan that a task names, here or in `run_dir`; None if it names none."""
+    return next((path for path in (Path(task), run_dir / task) if plan_file(path) is not None), None)
 
 
 def new_plan(settings: PlanConfig, base: TrainConfig, run_dir: Path, name: str | None) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, Literal, cast
 
 import gymnasium
 import torch
+from gymnasium.envs.registration import find_highest_version, parse_env_id
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from canter.core.registry import UserError, nearest
@@ -119,6 +120,16 @@ def import_module_of(env_id: str) -> None:
         importlib.import_module(module)
     except ModuleNotFoundError as error:
         raise UserError(f"environment {env_id!r}: module {module!r} cannot be imported ({error})") from error
+
+
+def check_registered(env_id: str) -> None:
+    """Raise UserError, or ImportError that says what to install, for an id that nothing has registered."""
+    import_module_of(env_id)
+    name = env_id.rpartition(":")[2]
+    with _explained(env_id):
+        namespace, base, version = parse_env_id(name)
+        if name not in gymnasium.registry and (version is not None or find_highest_version(namespace, base) is None):
+            gymnasium.spec(name)  # raises
 
 
 @contextmanager
