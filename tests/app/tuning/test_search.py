@@ -259,6 +259,12 @@ def test_trials_can_be_added_to_a_search(tmp_path):
     assert longer.study.trials[:12] == search.study.trials and len(longer.study.trials) == 18
 
 
+def test_a_search_goes_on_in_a_folder_with_another_name(tmp_path):
+    search = run_all(new_search(tmp_path / "a"))
+    moved = open_plan(search.folder.rename(tmp_path / "b"))
+    assert moved.study.trials == search.study.trials and not moved.next_runs()
+
+
 @pytest.mark.parametrize(
     "changes", [{"objective": "auc"}, {"population": 2}, {"total_steps": 90}, {"space": SPACE}, {"pbt": True}], ids=str
 )

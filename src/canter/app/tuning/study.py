@@ -73,10 +73,12 @@ class Study:
         lock.acquire()
         lock.release()
         self.storage = self.optuna.storages.JournalStorage(journal.JournalFileBackend(str(file), lock_obj=lock))
+        # The name that the study was made with: the folder may have another one by now.
+        name = next(iter(self.optuna.get_all_study_names(self.storage)), folder.name)
         self.study = self.optuna.create_study(
-            storage=self.storage, study_name=folder.name, direction="maximize", load_if_exists=True
+            storage=self.storage, study_name=name, direction="maximize", load_if_exists=True
         )
-        self.study_id = self.storage.get_study_id_from_name(folder.name)
+        self.study_id = self.storage.get_study_id_from_name(name)
         self.notes: dict[str, Any] = {}
         """What was recorded, by name."""
         self.trials: list[dict[str, str]] = []
