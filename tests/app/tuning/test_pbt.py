@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,7 +25,8 @@ from canter.nn.schedules import AdaptiveKL
 from canter.runs.run_folder import RunFolder
 from canter.training.trainer import Trainer
 
-BASE = TrainConfig(env=EnvConfig(id="tensor:cartpole"), algorithm=PPOConfig(gamma=0.9), total_steps=9000)
+ENV = EnvConfig(id="tensor:cartpole", num_envs=4)
+BASE = TrainConfig(env=ENV, algorithm=PPOConfig(gamma=0.9, horizon=64), total_steps=9000)
 SPACE = {"algorithm.gamma": "0.5..0.999:log1m", "algorithm.epochs": "1..10"}
 
 
@@ -236,6 +238,22 @@ def test_populations_that_cannot_train_are_refused_before_any_run(flags, message
         main(["tune", "tensor:cartpole", *flags])
     assert message in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("interval", "total", "steps"),
+    [
+        (None, 51_200, [*range(2560, 51_200, 2560), 51_200]),
+        (None, 4096, [*range(256, 4096, 256), 4096]),  # a twentieth would be 205 steps
+        (100, 600, [256, 600]),  # no iteration would follow a comparison after 512 steps
+        (1000, 100, [100]),
+    ],
+)
+def test_every_member_trains_between_two_comparisons(interval, total, steps, tmp_path):
+    population = Population(tmp_path, PbtConfig(interval=interval), replace(BASE, total_steps=total))
+    assert population.steps == steps
+    ends = [-(-end // 256) * 256 for end in steps]  # runs pause after whole iterations of 4 * 64 steps
+    assert len({*ends}) == len(ends)
 
 
 def test_only_the_main_rate_may_follow_the_kl(tmp_path):

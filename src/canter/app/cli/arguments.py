@@ -128,7 +128,12 @@ SIM2SIM_ARGUMENTS = (
 PBT_ARGUMENTS = (
     Argument("--pbt", "train a population; also the section pbt of a settings file of rl_games or Isaac Lab"),
     Argument("--pbt.members", "runs of the population (default 8)", "N", positive_int),
-    Argument("--pbt.interval", "transitions between comparisons (default a twentieth of the steps)", "N", positive_int),
+    Argument(
+        "--pbt.interval",
+        "transitions between comparisons, an iteration at least (default a twentieth of the steps)",
+        "N",
+        positive_int,
+    ),
     Argument(
         "--pbt.rule",
         "truncation, the worst fifth copies the best (the default), or threshold, the rule of rl_games and Isaac Lab",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from canter.algorithms.base import plan_of
 from canter.app.console.text import format_duration, format_number
 from canter.app.experiments.train import evaluate
 from canter.app.tuning.exploit import PbtConfig, choose_leaders, explore, follows_kl, rate_key
@@ -70,8 +71,11 @@ class Population(TunePlan):
         self.lineage = Lineage(folder)
         self.spent = self.lineage.spent
         self.total = config.total_steps or 0
-        interval = pbt.interval or max(-(-self.total // INTERVALS), 1)
-        self.steps = [*range(interval, self.total - interval // 2, interval), self.total]
+        iteration = plan_of(config.algorithm).horizon * config.env.num_envs
+        # A run pauses after whole iterations: comparisons without one in between would copy untrained members.
+        interval = max(pbt.interval or -(-self.total // INTERVALS), iteration)
+        last = self.total - max(interval // 2, iteration - 1)
+        self.steps = [*range(interval, last, interval), self.total]
         """Steps of the comparisons, and of the whole run."""
         if not self.lineage.initial:
             self.lineage.add("start", settings=self._initial_settings())
