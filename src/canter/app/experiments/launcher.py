@@ -39,6 +39,8 @@ class LaunchedRun:
     """The process of a run."""
 
     pid: int
+    server: subprocess.Popen[bytes]
+    """The server that forked it, from which its exit code comes."""
     returncode: int | None = None
     """Exit code, negative for a signal; None while the process runs."""
 
@@ -72,33 +74,38 @@ class Launcher:
 
     def start(self, argv: Sequence[str], log: Path) -> LaunchedRun:
         """Start `canter` with these arguments; its output goes to the end of the file `log`."""
+        server, connection = self._open()
+        connection.send_bytes(json.dumps({"argv": list(argv), "log": str(log.absolute())}).encode())
+        while True:
+            message = self._read(block=True)
+            if message is None:
+                raise RuntimeError(f"the process that starts runs has ended; see {log}")
+            if "started" in message:
+                run = LaunchedRun(message["started"], server)
+                self.runs[run.pid] = run
+                return run
+
+    def _open(self) -> tuple[subprocess.Popen[bytes], Connection]:
+        """Return the server and the connection to it; start one if there is none, or it was killed."""
         if self.server is not None and self.server.poll() is not None:
             self.update()
             self._close()
-        if self.connection is None:
+        if self.server is None or self.connection is None:
             self.connection, other = Pipe()
             command = [sys.executable, "-c", SERVER, str(other.fileno())]
             nothing = subprocess.DEVNULL
             fds = [other.fileno()]
             self.server = subprocess.Popen(command, stdin=nothing, pass_fds=fds, start_new_session=True)
             other.close()
-        self.connection.send_bytes(json.dumps({"argv": list(argv), "log": str(log.absolute())}).encode())
-        while True:
-            message = self._read(block=True)
-            if message is None:
-                raise RuntimeError(f"the process that starts runs has ended; see {log}")
-            if "started" in message:
-                run = LaunchedRun(message["started"])
-                self.runs[run.pid] = run
-                return run
+        return self.server, self.connection
 
     def update(self) -> list[LaunchedRun]:
         """Read the exit codes of runs that have ended and return the others."""
         while self._read(block=False) is not None:
             pass
         left = [run for run in self.runs.values() if run.returncode is None]
-        if self.server is not None and self.server.poll() is not None:
-            for run in left:  # the server was killed: exit codes are lost
+        for run in left:
+            if run.server.poll() is not None:  # it was killed: exit codes are lost
                 run.returncode = None if is_alive(run.pid) else KILLED
         return left
 
