@@ -11,7 +11,7 @@ import pytest
 
 from canter.app.cli import main
 from canter.app.cli.plans import values_of
-from canter.app.experiments.plans import Commands, Sweep, SweepRun, combinations
+from canter.app.experiments.plans import Commands, Sweep, SweepRun, combinations, run_plan
 
 
 def test_values_are_ranges_lists_or_whole_texts():
@@ -107,6 +107,32 @@ def test_a_sweep_continues_a_killed_run_and_writes_one_report(tmp_path):
         rows = (victim.parent / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(row)["env_steps"] for row in rows] == list(range(64, 3841, 64))
     assert (victim.parent / "report.html").is_file()
+
+
+class Waiting(Sweep):
+    """Fails on the first run that is started."""
+
+    def arguments(self, run):
+        raise AssertionError(f"{run.name} was started")
+
+
+def test_a_run_that_another_machine_may_own_is_named_once_and_waited_for(tmp_path):
+    (tmp_path / "run").mkdir()
+    owner = {"pid": 7, "host": "elsewhere", "since": "2026-01-02T03:04:05+00:00", "birth": "", "token": "a"}
+    lock = tmp_path / "run" / "run.lock"
+    lock.write_text(json.dumps(owner))
+    said = []
+
+    def on_change(plan, line):
+        said.append(line)
+        if len(said) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_plan(Waiting(Commands(tmp_path, [], {"run": []})), 1, on_change)
+    assert said[1:] == [None, None]
+    assert said[0].startswith(f"{tmp_path / 'run'} is in use by process 7 on elsewhere since 2026")
+    assert said[0].endswith(f"if it no longer runs, remove {lock}")
 
 
 def test_a_sweep_does_the_runs_that_no_process_has_finished(tmp_path):

@@ -25,7 +25,7 @@ from canter.app.experiments.folders import numbered_names
 from canter.app.experiments.launcher import LaunchedRun, Launcher
 from canter.core.registry import UserError
 from canter.core.storage.files import Malformed, parse_json, read_untrusted, replace_file
-from canter.core.storage.lock import folder_mutex, is_locked
+from canter.core.storage.lock import folder_mutex, is_locked, owner_text
 from canter.runs.metrics import METRICS, read_last_row
 from canter.runs.records import CONFIG, SWEEP, by_average, read_record, read_settings, run_status, score_value
 
@@ -125,6 +125,8 @@ class _Session:
         self.running: dict[str, tuple[Any, LaunchedRun, int]] = {}
         """Run, process and the file descriptor of its claim, by name."""
         self.attempts: Counter[tuple[str, str]] = Counter()
+        self.in_use: set[str] = set()
+        """Runs of other sessions that were reported."""
         self.start = time.monotonic() - plan.spent
         self.todo: Sequence[Any] = []
         self._refresh()
@@ -158,9 +160,13 @@ class _Session:
         if fd is None:
             return []
         self._refresh()
-        if run not in self.todo or is_locked(self.plan.folder / run.name):
+        in_use = owner_text(self.plan.folder / run.name)
+        if run not in self.todo or in_use is not None:
             os.close(fd)  # another process has recorded it, or a run outlives the session that started it
-            return []
+            if in_use is None or run.name in self.in_use:
+                return []
+            self.in_use.add(run.name)
+            return [in_use]
         if self.plan.is_done(run):
             return [self._record(run, fd, failed=False)]
         self.attempts[run.name, run.key] += 1

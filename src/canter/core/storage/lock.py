@@ -116,6 +116,14 @@ def is_locked(folder: Path) -> bool:
     return owner.host != socket.gethostname() or is_alive(owner.pid, owner.birth)
 
 
+def owner_text(folder: Path) -> str | None:
+    """Return which process owns a run folder, and how to end a stale lock; None if it is free."""
+    if not is_locked(folder):
+        return None
+    path = folder / LOCK
+    return str(RunLocked(path, _read(path), f"waiting for it; if it no longer runs, remove {path}"))
+
+
 def is_alive(pid: int, birth: str = "") -> bool:
     """Return whether a process of this machine runs and, given its `birth`, is the same one."""
     try:
