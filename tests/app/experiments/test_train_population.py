@@ -38,6 +38,14 @@ def test_members_have_folders_like_single_runs_that_learn_the_same(tmp_path):
     assert result.members[1].config.seed == 9
 
 
+def test_members_need_not_be_evaluated(tmp_path):
+    result = canter.train_population(
+        "tensor:cartpole", 2, run_dir=tmp_path, console="quiet", episodes=0, total_steps=64, **SETTINGS
+    )
+    assert [member.score for member in result.members] == [None, None]
+    assert all(member.path.is_dir() for member in result.members)
+
+
 def test_a_population_that_is_resumed_by_command_scores_its_members(tmp_path, capsys):
     options = {"run_dir": tmp_path, "name": "run", "console": "quiet", "episodes": 2}
     first = canter.train_population("tensor:cartpole", MEMBERS, total_steps=64, **options, **SETTINGS)

@@ -33,7 +33,7 @@ class MemberResult:
     policy: Policy
     """Its policy."""
     score: Evaluation | None
-    """The policy in new episodes, without noise; None if some did not end."""
+    """The policy in new episodes, without noise; None if some did not end, or there are to be none."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class PopulationResult:
         """The member with the highest mean return in new episodes."""
         scored = [member for member in self.members if member.score is not None]
         if not scored:
-            raise UserError("no member was evaluated: some episodes did not end")
+            raise UserError("no member was evaluated: some episodes did not end, or episodes=0")
         return max(scored, key=lambda member: member.score.mean if member.score is not None else 0.0)
 
 
@@ -72,8 +72,8 @@ def train_population(
 
     `members` are the settings of each (see `MemberConfig`), or their number if only the seeds differ.
     All other settings are those of a single run, as for `canter.train`: each member has `num_envs`
-    environments and learns for `total_steps`. At the end each is evaluated in `episodes` new episodes.
-    An interrupted run continues with `canter resume`.
+    environments and learns for `total_steps`. At the end each is evaluated in `episodes` new episodes,
+    or in none if that is 0. An interrupted run continues with `canter resume`.
     """
     plan = plan_run(task, None, config, preset, settings)
     if plan.env is not None:
@@ -83,7 +83,8 @@ def train_population(
     assert isinstance(result.algorithm, PopulationPPO)
     assert result.path is not None
     paths = [result.path / member_name(member) for member in range(result.algorithm.size)]
-    parts = zip(population.single_runs(), paths, result.algorithm.views, result.member_scores, strict=True)
+    scores = result.member_scores or [None] * len(paths)
+    parts = zip(population.single_runs(), paths, result.algorithm.views, scores, strict=True)
     return PopulationResult(result.path, [MemberResult(*part) for part in parts])
 
 
