@@ -278,6 +278,7 @@ def test_a_function_that_mirrors_is_learned_from(generation):
     ("function", "words"),
     [
         ("nowhere.at_all:mirrored", "import nowhere before the runner"),
+        ("mirrored", "data_augmentation_func=.mirrored.: expected MODULE:NAME"),
         (lambda env, obs, actions: (obs, torch.cat([actions] * 3)), "3 blocks"),
     ],
 )

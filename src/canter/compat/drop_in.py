@@ -228,6 +228,8 @@ def imported_object(given: Any, key: str) -> Any:
         return given
     module, _, name = given.rpartition(":" if ":" in given else ".")
     package = module.partition(".")[0]
+    if not package:
+        raise ConfigError(f"{key}={given!r}: expected MODULE:NAME", key)
     if package not in sys.modules and not is_allowed(module):
         raise ConfigError(f"{key}={given!r}: import {package} before the runner, which imports no other package", key)
     found = getattr(importlib.import_module(module), name, None)
