@@ -265,6 +265,16 @@ def test_only_the_main_rate_may_follow_the_kl(tmp_path):
         Population.check(PbtConfig(space=space), config)
 
 
+def test_a_score_that_no_member_logs_ends_a_population_at_its_first_comparison(tmp_path):
+    population = new_population(tmp_path / "a", score="env/sucess")
+    for job in population.next_runs():
+        population.path(job).mkdir()
+        (population.path(job) / "metrics.jsonl").write_text('{"env_steps": 1024, "env/success": 0.5}\n')
+        assert "1,000 steps: no score, see" in population.record(job, failed=False)
+    with pytest.raises(UserError, match="pbt.score=env/sucess: no member logs such a metric, did you mean env/success"):
+        population.next_runs()
+
+
 def test_a_population_whose_members_all_fail_says_so(tmp_path, monkeypatch):
     population = new_population(tmp_path / "a")
     with pytest.raises(UserError, match=r"all 5 members failed; see .*member-000"):

@@ -22,12 +22,12 @@ from canter.app.tuning.plan import Job, TunePlan, TuneResult
 from canter.app.tuning.space import setting_flags
 from canter.config import TrainConfig
 from canter.core.plain import ConfigError, to_plain
-from canter.core.registry import UserError
+from canter.core.registry import UserError, nearest
 from canter.core.storage.checkpoint import CheckpointStore
 from canter.core.storage.validity import flatten
 from canter.play.evaluation import EpisodesUnfinished
 from canter.runs.changes import refuse_fixed
-from canter.runs.metrics import read_last_row
+from canter.runs.metrics import METRICS, read_last_row, read_rows
 from canter.runs.run_folder import CHECKPOINTS
 
 INTERVALS = 20
@@ -123,11 +123,23 @@ class Population(TunePlan):
             members = range(self.pbt.members)
             if missing := [self.job(m, steps) for m in members if (m, steps) not in self.lineage.scores]:
                 return missing
+            self._check_metric(steps)
             if steps < self.total:
                 self._compare(number, steps)
         if all(score is None for score in self.final_scores()):
             raise UserError(f"all {self.pbt.members} members failed; see {self.folder / 'member-000-seed*.log'}")
         return []
+
+    def _check_metric(self, steps: int) -> None:
+        """Raise UserError if no member has a score after some steps because no log has the metric `pbt.score`."""
+        if self.pbt.score == "return" or any(score is not None for score in self.scores(steps)):
+            return
+        logs = [self.member_path(member) / METRICS for member in range(self.pbt.members)]
+        names = {name for log in logs for row in read_rows(log) for name in row}
+        if names and self.pbt.score not in names:
+            raise UserError(
+                f"pbt.score={self.pbt.score}: no member logs such a metric, {nearest(self.pbt.score, names)}"
+            )
 
     def _compare(self, number: int, steps: int) -> None:
         """Decide what follows from a comparison, unless that is recorded, and then carry it out."""

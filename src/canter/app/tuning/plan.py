@@ -120,7 +120,9 @@ class TunePlan(Plan):
     def record(self, job: Job, *, failed: bool) -> str:
         """Record the result of a run that has ended and return a line about it."""
         score = self.record_run(job, failed=failed)
-        shown = f"failed, see {self.folder / job.name}.log" if score is None else format_score(score)
+        shown = f"{'failed' if failed else 'no score'}, see {self.folder / job.name}.log"
+        if score is not None:
+            shown = format_score(score)
         return f"{job.name}, {job.steps:,} steps: {shown}"
 
     def record_run(self, job: Job, *, failed: bool, share: float = 1.0) -> float | None:
