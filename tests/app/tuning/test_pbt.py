@@ -271,7 +271,7 @@ def test_a_score_that_no_member_logs_ends_a_population_at_its_first_comparison(t
         population.path(job).mkdir()
         (population.path(job) / "metrics.jsonl").write_text('{"env_steps": 1024, "env/success": 0.5}\n')
         assert "1,000 steps: no score, see" in population.record(job, failed=False)
-    with pytest.raises(UserError, match="pbt.score=env/sucess: no member logs such a metric, did you mean env/success"):
+    with pytest.raises(UserError, match=r"score=env/sucess: no member logs such a metric, did you mean env/success"):
         population.next_runs()
 
 
