@@ -5,6 +5,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from bisect import bisect_left, bisect_right
 
@@ -29,10 +30,11 @@ from canter.app.tuning.plan import UNREACHED, format_score
 from canter.app.tuning.search import FRESH, Search, TuneConfig, seconds_score
 from canter.app.tuning.space import plain_values
 from canter.app.tuning.study import PED_ANOVA, RANKS
-from canter.app.tuning.tune import create_plan, open_plan
+from canter.app.tuning.tune import create_plan, finish, open_plan
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.registry import UserError
+from canter.core.storage.lock import folder_mutex
 from canter.envs import EnvConfig
 from canter.runs.metrics import read_last_row
 
@@ -275,6 +277,17 @@ def test_what_a_search_has_decided_cannot_change_when_it_continues(changes, tmp_
     with pytest.raises(UserError, match=message):
         canter.tune("a", run_dir=tmp_path, **changes)
     assert (search.folder / "tune.json").read_text() == before
+
+
+def test_processes_that_end_together_write_their_results_one_after_the_other(tmp_path):
+    search = run_all(new_search(tmp_path / "a"))
+    with folder_mutex(search.folder):
+        writing = threading.Thread(target=finish, args=(open_plan(search.folder),))
+        writing.start()
+        writing.join(0.5)
+        assert writing.is_alive() and not (search.folder / "best.yaml").exists()
+    writing.join()
+    assert (search.folder / "best.yaml").is_file() and (search.folder / "report.html").is_file()
 
 
 def test_progress_names_the_best_and_the_time_left(tmp_path):

@@ -31,9 +31,10 @@ from canter.app.tuning.exploit import PbtConfig, imported_pbt
 from canter.app.tuning.plan import TunePlan
 from canter.app.tuning.search import TuneConfig
 from canter.app.tuning.space import read_space
-from canter.app.tuning.tune import CHANGEABLE, PlanConfig, default_jobs, find_plan, new_plan, open_plan
+from canter.app.tuning.tune import CHANGEABLE, PlanConfig, default_jobs, find_plan, finish, new_plan, open_plan
 from canter.core.distributed import cores
 from canter.core.hints import is_free, without_none
+from canter.core.storage.lock import folder_mutex
 from canter.envs.imports import allowed_imports
 from canter.runs.metrics import METRICS
 from canter.runs.records import SWEEP
@@ -68,7 +69,9 @@ def sweep_command(arguments: argparse.Namespace) -> None:
     with_metrics = [folder for folder in folders if (folder / METRICS).is_file()]
     if with_metrics:
         print("\n".join(comparison_lines(with_metrics)))
-        print(f"The report is in {write_report(with_metrics, sweep.folder / 'report.html')}")
+        with folder_mutex(sweep.folder):  # other processes may end at the same moment
+            report = write_report(with_metrics, sweep.folder / "report.html")
+        print(f"The report is in {report}")
     if sweep.failed:
         logs = ", ".join(str(sweep.folder / f"{name}.log") for name in sweep.failed)
         print(f"canter: {len(sweep.failed)} of {len(commands.runs)} runs failed; see {logs}", file=sys.stderr)
@@ -123,7 +126,7 @@ def tune_command(arguments: argparse.Namespace) -> None:
     at_a_time = f"{arguments.jobs} runs at a time, in {plan.folder}"
     print(f"{plan.title}, {at_a_time}\n{two_columns(ranges)}", flush=True)
     run_or_stop(plan, arguments.jobs, "tune")
-    result = plan.finish()
+    result = finish(plan)
     print("\n".join(plan.lines(result.outcome)))
     print(f"The report is in {result.report}")
     if result.run is not None:

@@ -23,6 +23,7 @@ from canter.core.distributed import cores
 from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import UserError
 from canter.core.storage.files import Malformed, read_json, replace_file, write_json
+from canter.core.storage.lock import folder_mutex
 from canter.envs.imports import refuse_while_importing
 from canter.runs.records import RUNS
 
@@ -95,7 +96,13 @@ def tune(
             wanted = TuneConfig(**given, space=specs)
         plan = new_plan(wanted, base, Path(run_dir), name)
     run_plan(plan, jobs or default_jobs(plan), on_change)
-    return plan.finish()
+    return finish(plan)
+
+
+def finish(plan: TunePlan) -> TuneResult:
+    """Write the best settings and the report of a plan that is done, one process after the other."""
+    with folder_mutex(plan.folder):
+        return plan.finish()
 
 
 def _refuse_changes(folder: Path, given: Mapping[str, Any]) -> None:
