@@ -172,6 +172,16 @@ def test_large_updates_of_the_past_are_not_the_cause_of_a_dip_of_a_policy_that_h
     assert rules_of({}, rows_of(rises_and_dips, **clipped)) == rules
 
 
+def test_large_updates_say_how_many_were_measured():
+    def why(**metrics):
+        [finding] = diagnose_signals(Signals(SETTINGS, rows_of(lambda i: 10.0 + i % 2, **metrics)), TABLES)
+        return finding.rule, finding.why.partition(" the policy")[0]
+
+    once = {"policy/kl": lambda i: 50.0 if i == 1 else 0.0, "policy/entropy": lambda i: 0.001 if i else 0.7}
+    assert why(**once) == ("large_updates", "In a single update")
+    assert why(**{"policy/kl": 0.5}) == ("large_updates", "By the median of 5 updates")
+
+
 @pytest.mark.parametrize("fraction, rules", [(0.3, []), (0.7, ["early"])])
 def test_a_rule_is_silent_before_its_time_and_carries_its_name(fraction, rules):
     @rule("Title", after=0.5, unless=("one_step",))

@@ -91,9 +91,11 @@ def large_updates(signals: Signals) -> Finding | None:
     harmful = limit >= WIDE_CLIP or not signals.rising
     many = epochs >= MANY_EPOCHS and clipped is not None and clipped[0] > LARGE_CLIP / 3
     largest = signals.known("policy/kl").max(initial=0.0)
+    measure = f"By the median of {UPDATES} updates"
     if largest > CRASH_KL and _exploration(signals) <= SMALL_STD and not signals.learned:
         kl = (float(largest), float(signals.steps[np.nanargmax(signals.column("policy/kl"))]))
         evidence = signals.evidence("policy/kl", kl[0], CRASH_KL, kl[1])
+        measure = "In a single update"
     elif kl is not None and kl[0] > (LARGE_KL if harmful else HUGE_KL):
         evidence = signals.evidence("policy/kl", kl[0], LARGE_KL if harmful else HUGE_KL, kl[1])
     elif clipped is not None and (many or (clipped[0] > LARGE_CLIP and harmful)):
@@ -107,7 +109,7 @@ def large_updates(signals: Signals) -> Finding | None:
         change = {"algorithm.epochs": 10}
     return Finding(
         (evidence,),
-        f"The median of {UPDATES} updates: the policy left the region in which its samples say something about it.",
+        f"{measure} the policy left the region in which its samples say something about it.",
         change,
     )
 
