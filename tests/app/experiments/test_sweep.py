@@ -11,6 +11,7 @@ import pytest
 
 from canter.app.cli import main
 from canter.app.cli.plans import values_of
+from canter.app.experiments import plans
 from canter.app.experiments.plans import Commands, Sweep, SweepRun, combinations, run_plan
 
 
@@ -133,6 +134,18 @@ def test_a_run_that_another_machine_may_own_is_named_once_and_waited_for(tmp_pat
     assert said[1:] == [None, None]
     assert said[0].startswith(f"{tmp_path / 'run'} is in use by process 7 on elsewhere since 2026")
     assert said[0].endswith(f"if it no longer runs, remove {lock}")
+
+
+def test_the_settings_of_a_run_are_read_once_for_all_its_states(tmp_path, monkeypatch):
+    (tmp_path / "run").mkdir()
+    sweep = Sweep(Commands(tmp_path, [], {"run": []}))
+    assert sweep.state("run").startswith("waiting")
+    (tmp_path / "run" / "config.yaml").write_text("algorithm: {objective: average}")
+    (tmp_path / "run" / "metrics.jsonl").write_text('{"env_steps": 64, "return": 2.0, "lta/mean": 5.0}\n')
+    first = sweep.state("run")
+    assert "64 steps, return 5.00" in first
+    monkeypatch.setattr(plans, "read_settings", lambda path: pytest.fail("read again"))
+    assert sweep.state("run") == first
 
 
 def test_a_sweep_does_the_runs_that_no_process_has_finished(tmp_path):

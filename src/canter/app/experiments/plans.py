@@ -264,6 +264,8 @@ class Sweep(Plan):
         self.ended: set[str] = set()
         """Runs that have ended in this session."""
         self.failed: list[str] = []
+        self._averages: dict[str, bool] = {}
+        """Whether a run is scored by reward per unit of time, by its name, once its settings are there."""
 
     def next_runs(self) -> list[SweepRun]:
         """Return the runs that are not finished and have not ended in this session."""
@@ -291,7 +293,9 @@ class Sweep(Plan):
         path = self.folder / name
         status = "failed" if name in self.failed else run_status(path)
         row = read_last_row(path / METRICS)
-        average = by_average(read_settings(path / CONFIG))
+        if name not in self._averages and (path / CONFIG).is_file():
+            self._averages[name] = by_average(read_settings(path / CONFIG))
+        average = self._averages.get(name, False)
         steps = "no" if row.get("env_steps") is None else f"{row['env_steps']:,.0f}"
         return_ = format_number(row.get("lta/mean" if average else "return"))
         score = format_number(score_value(read_record(path).get("score"), average=average))
