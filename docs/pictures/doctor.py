@@ -35,13 +35,11 @@ OTHER_METRICS = {
 """Metrics of rules whose evidence is not in the log."""
 
 
-def groups() -> dict[str, tuple[Rule, ...]]:
+def groups() -> dict[str, list[Rule]]:
     """Return the rules of each picture."""
-    by_group = {
-        name: (*getattr(TASK_RULES, name), *getattr(PPO_RULES, name))
-        for name in ("environment", "scales", "settings", "symptoms")
-    }
-    return by_group | {"sac": (*SAC_RULES.scales, *SAC_RULES.settings), "amp": AMP_RULES.settings}
+    by_group = {name: rules + PPO_RULES.groups[name] for name, rules in TASK_RULES.groups.items()}
+    sac = [rule for rules in SAC_RULES.groups.values() for rule in rules]
+    return by_group | {"sac": sac, "amp": AMP_RULES.groups["settings"]}
 
 
 def evidence_of(rule: Rule, stream: dict[str, Any]) -> Evidence | None:

@@ -9,7 +9,7 @@ import pytest
 import canter.algorithms.sac.sac  # noqa: F401  registers SAC and its rules
 from canter.algorithms.base import report_spec_for
 from canter.algorithms.doctor.amp import AMP_RULES
-from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals, rule
+from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.doctor.sac import SAC_RULES
 from canter.algorithms.doctor.task import TASK_RULES
@@ -48,7 +48,7 @@ def test_a_faulty_run_has_the_finding_of_its_fault(rule):
 def test_every_rule_is_explained_and_has_a_stored_faulty_run():
     page = (Path(__file__).parents[3] / "docs/doctor.md").read_text()
     for table in (TASK_RULES, PPO_RULES, SAC_RULES, AMP_RULES):
-        for each in (*table.environment, *table.scales, *table.settings, *table.symptoms):
+        for each in (rule for group in table.groups.values() for rule in group):
             name = each.__name__
             assert f'<a id="{name.replace("_", "-")}"></a>`{name}`' in page
             assert name in STREAMS["faulty"] or name in PLANTED
@@ -57,7 +57,7 @@ def test_every_rule_is_explained_and_has_a_stored_faulty_run():
 def test_a_cause_hides_its_consequences():
     stream = STREAMS["faulty"]["reward_scale"]  # huge rewards also keep the policy from moving
     signals = Signals(stream["settings"], stream["rows"])
-    assert any(rule(signals) for rule in PPO_RULES.settings)
+    assert any(rule(signals) for rule in PPO_RULES.groups["settings"])
     assert [finding.rule for finding in diagnose_signals(signals, TABLES)] == ["reward_scale"]
 
 
@@ -184,16 +184,18 @@ def test_large_updates_say_how_many_were_measured():
 
 @pytest.mark.parametrize("fraction, rules", [(0.3, []), (0.7, ["early"])])
 def test_a_rule_is_silent_before_its_time_and_carries_its_name(fraction, rules):
-    @rule("Title", after=0.5, unless=("one_step",))
+    table = Rules()
+
+    @table.rule("symptoms", "Title", after=0.5, unless=("one_step",))
     def early(signals):
         return Finding((), "Why.")
 
     rows = rows_of(rises)
     signals = Signals({"total_steps": 30_000 / fraction}, rows)
-    found = diagnose_signals(signals, [Rules(symptoms=(early,))])
+    found = diagnose_signals(signals, [table])
     assert [(finding.rule, finding.title) for finding in found] == [(name, "Title") for name in rules]
     one_step = rows_of(rises, length=1.0)
-    assert diagnose_signals(Signals(signals.settings, one_step), [Rules(symptoms=(early,))]) == []
+    assert diagnose_signals(Signals(signals.settings, one_step), [table]) == []
 
 
 def test_an_untrained_policy_that_always_succeeds_is_suspicious_and_a_trained_one_is_not():

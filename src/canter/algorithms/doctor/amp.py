@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median, rule
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
 
+AMP_RULES = Rules()
 ROWS = 20
 """Rows of the log whose median counts."""
 EARLY = 0.1
@@ -23,7 +24,21 @@ SMALL = 0.02
 SECTION = "of the amp extension"
 
 
-@rule("The discriminator has won", after=EARLY)
+@AMP_RULES.rule("settings", "The discriminator is blind", after=EARLY)
+def blind_discriminator(signals: Signals) -> Finding | None:
+    """The discriminator has never told policy and clips apart, though they differ."""
+    accuracy = _accuracies(signals).mean(0)
+    if len(accuracy) < ROWS or accuracy.max() > CHANCE or _nearer(signals):
+        return None
+    return Finding(
+        (signals.evidence("amp/accuracy_agent", accuracy[-1], CHANCE),),
+        "It never told policy and clips apart, so the style reward is the same for all motion.",
+        advice=f"{SECTION}: gradient_penalty 5, input_noise 0, optimizer.learning_rate 1e-4; else check that columns "
+        "and units of the clips are those of the observations",
+    )
+
+
+@AMP_RULES.rule("settings", "The discriminator has won", after=EARLY)
 def discriminator_wins(signals: Signals) -> Finding | None:
     """The discriminator is always right, and the style reward has vanished."""
     accuracy = _accuracies(signals).min(0)
@@ -42,21 +57,7 @@ def discriminator_wins(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The discriminator is blind", after=EARLY)
-def blind_discriminator(signals: Signals) -> Finding | None:
-    """The discriminator has never told policy and clips apart, though they differ."""
-    accuracy = _accuracies(signals).mean(0)
-    if len(accuracy) < ROWS or accuracy.max() > CHANCE or _nearer(signals):
-        return None
-    return Finding(
-        (signals.evidence("amp/accuracy_agent", accuracy[-1], CHANCE),),
-        "It never told policy and clips apart, so the style reward is the same for all motion.",
-        advice=f"{SECTION}: gradient_penalty 5, input_noise 0, optimizer.learning_rate 1e-4; else check that columns "
-        "and units of the clips are those of the observations",
-    )
-
-
-@rule("The style counts for nothing", after=EARLY)
+@AMP_RULES.rule("settings", "The style counts for nothing", after=EARLY)
 def style_ignored(signals: Signals) -> Finding | None:
     """The style is worth nothing beside the reward of the task."""
     style = signals.recent("amp/style_reward", ROWS)
@@ -87,6 +88,3 @@ def _nearer(signals: Signals) -> bool:
     """Return whether the policy has come nearer to the clips."""
     error = signals.known("amp/pose_error")
     return len(error) > 0 and median(error[-5:]) < NEARER * median(error[:5])
-
-
-AMP_RULES = Rules(settings=(blind_discriminator, discriminator_wins, style_ignored))

@@ -255,39 +255,35 @@ class Signals:
 
 
 Rule = Callable[[Signals], Finding | None]
+GROUPS = ("environment", "scales", "settings", "symptoms")
+"""Groups of rules in the order of their causes: what the environment returns; sizes of observations and rewards;
+settings that keep a sound environment from being learned; signs without a cause that the rules before have found."""
 
 
-def rule(title: str, *, after: float = 0.0, unless: Sequence[str] = ()) -> Callable[[Rule], Rule]:
-    """Declare a rule: its findings have the name of the function and, by default, that title.
-
-    It is silent before that fraction of the run, and if one of those properties of `Signals` is true.
-    """
-
-    def declare(look: Rule) -> Rule:
-        @wraps(look)
-        def guarded(signals: Signals) -> Finding | None:
-            if signals.fraction < after or any(getattr(signals, name) for name in unless):
-                return None
-            finding = look(signals)
-            return finding and replace(finding, rule=look.__name__, title=finding.title or title)
-
-        return guarded
-
-    return declare
-
-
-@dataclass(frozen=True)
 class Rules:
-    """Rules in the order of their causes: a finding of one group explains those of later groups."""
+    """Rules by group; a finding of one group explains those of later groups."""
 
-    environment: tuple[Rule, ...] = ()
-    """What the environment returns."""
-    scales: tuple[Rule, ...] = ()
-    """Sizes of observations and rewards."""
-    settings: tuple[Rule, ...] = ()
-    """Settings that keep a sound environment from being learned."""
-    symptoms: tuple[Rule, ...] = ()
-    """Signs without a cause that the rules before have found."""
+    def __init__(self, **groups: Sequence[Rule]) -> None:
+        self.groups: dict[str, list[Rule]] = {group: list(groups.get(group, ())) for group in GROUPS}
+
+    def rule(self, group: str, title: str, *, after: float = 0.0, unless: Sequence[str] = ()) -> Callable[[Rule], Rule]:
+        """Add a function as the last rule of a group: its findings have its name and, by default, that title.
+
+        It is silent before that fraction of the run, and if one of those properties of `Signals` is true.
+        """
+
+        def add(look: Rule) -> Rule:
+            @wraps(look)
+            def guarded(signals: Signals) -> Finding | None:
+                if signals.fraction < after or any(getattr(signals, name) for name in unless):
+                    return None
+                finding = look(signals)
+                return finding and replace(finding, rule=look.__name__, title=finding.title or title)
+
+            self.groups[group].append(guarded)
+            return guarded
+
+        return add
 
 
 def diagnose_signals(signals: Signals, tables: Iterable[Rules]) -> list[Finding]:
@@ -295,8 +291,8 @@ def diagnose_signals(signals: Signals, tables: Iterable[Rules]) -> list[Finding]
     tables = tuple(tables)
     if len(signals.rows) < MIN_ROWS:
         return []
-    for group in ("environment", "scales", "settings", "symptoms"):
-        rules: list[Rule] = [rule for table in tables for rule in getattr(table, group)]
+    for group in GROUPS:
+        rules = [rule for table in tables for rule in table.groups[group]]
         found = [finding for rule in rules if (finding := rule(signals)) is not None]
         if found:
             return [_with_real_changes(finding, signals) for finding in found[:MOST]]

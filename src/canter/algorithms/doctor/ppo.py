@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import ALWAYS, Finding, Rules, Signals, median, rule
+from canter.algorithms.doctor.findings import ALWAYS, Finding, Rules, Signals, median
 
+PPO_RULES = Rules()
 UPDATES = 5
 """Consecutive updates whose median counts."""
 LARGE_KL = 0.05
@@ -46,7 +47,7 @@ RATE = "algorithm.optimizer.learning_rate"
 MINIBATCHES = "algorithm.num_minibatches"
 
 
-@rule("Acting and learning disagree")
+@PPO_RULES.rule("settings", "Acting and learning disagree")
 def acting_differs(signals: Signals) -> Finding | None:
     """The policy that learns is not the one that acted."""
     error = signals.recent("doctor/ratio_error", 3)
@@ -60,7 +61,7 @@ def acting_differs(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Actions have no effect", unless=("learned",))
+@PPO_RULES.rule("environment", "Actions have no effect", unless=("learned",))
 def no_effect(signals: Signals) -> Finding | None:
     """Exploration noise changes neither the next observation nor the reward."""
     effect = signals.known("doctor/action_effect")
@@ -80,7 +81,32 @@ def no_effect(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Updates are too large", unless=("solved",))
+@PPO_RULES.rule("settings", "The learning rate jumped")
+def rate_jump(signals: Signals) -> Finding | None:
+    """The learning rate jumped up, as after a resume, and the return fell."""
+    name = _rate_name(signals)
+    rate = signals.column(name)
+    returns = signals.column("return")
+    if signals.setting(f"{RATE}.kind") in ("adaptive_kl", "step") or len(rate) < 4 * UPDATES:
+        return None
+    with np.errstate(divide="ignore", invalid="ignore"):
+        jumps = (np.flatnonzero(rate[1:] > 3.0 * rate[:-1]) + 1).tolist()
+    if not jumps or jumps[-1] < UPDATES or len(rate) - jumps[-1] < UPDATES:
+        return None
+    jump: int = jumps[-1]
+    before = float(returns[jump - 1])
+    after = float(returns[-1])
+    slow = float(rate[jump - 1])
+    if signals.gain(before) < 3.0 or signals.gain(after) > 0.5 * signals.gain(before):
+        return None
+    return Finding(
+        (signals.evidence(name, float(rate[jump]), 3.0 * slow, float(signals.steps[jump])),),
+        "A resumed run with a larger budget follows its schedule from a higher rate, and the return fell since.",
+        {RATE: _short(median(rate[:jump]))},
+    )
+
+
+@PPO_RULES.rule("settings", "Updates are too large", unless=("solved",))
 def large_updates(signals: Signals) -> Finding | None:
     """Updates change the policy too much; those of a policy that has learned only if they do now."""
     rows = UPDATES if signals.learned else None
@@ -119,7 +145,7 @@ def _slower(kl: tuple[float, float] | None) -> float:
     return min(max(math.sqrt(GOOD_KL / max(0.0 if kl is None else kl[0], 1e-9)), 1 / 30), 1 / 3)
 
 
-@rule("Updates are too small", after=0.1, unless=("learned", "return_misleads"))
+@PPO_RULES.rule("settings", "Updates are too small", after=0.1, unless=("learned", "return_misleads"))
 def small_updates(signals: Signals) -> Finding | None:
     """Updates hardly change the policy."""
     kl = signals.known("policy/kl")
@@ -137,7 +163,7 @@ def small_updates(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Returns have an unsuitable scale", unless=("solved", "return_misleads"))
+@PPO_RULES.rule("scales", "Returns have an unsuitable scale", unless=("solved", "return_misleads"))
 def reward_scale(signals: Signals) -> Finding | None:
     """Returns are huge or tiny, and nothing normalises them; or too tiny even for normalised values."""
     spread = signals.known("doctor/return_std")
@@ -159,7 +185,7 @@ def reward_scale(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Observations are large", unless=("solved",))
+@PPO_RULES.rule("scales", "Observations are large", unless=("solved",))
 def obs_scale(signals: Signals) -> Finding | None:
     """Observations are huge, and nothing normalises them."""
     largest = signals.recent("doctor/obs_largest", 2)
@@ -174,7 +200,7 @@ def obs_scale(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The policy stays random", after=0.1, unless=("solved", "self_play"))
+@PPO_RULES.rule("settings", "The policy stays random", after=0.1, unless=("solved", "self_play"))
 def entropy_bonus(signals: Signals) -> Finding | None:
     """The entropy bonus outweighs the advantages, or the std grows without end."""
     coef = signals.number("algorithm.entropy_coef", 0.0)
@@ -197,7 +223,7 @@ def entropy_bonus(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The noise of the actions grows", after=0.2, unless=("solved",))
+@PPO_RULES.rule("settings", "The noise of the actions grows", after=0.2, unless=("solved",))
 def std_runaway(signals: Signals) -> Finding | None:
     """The std fell and has been growing since, while the return falls."""
     coef = max(signals.number("algorithm.entropy_coef", 0.0), signals.number("algorithm.entropy_coef.end", 0.0))
@@ -216,10 +242,10 @@ def std_runaway(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The adaptive learning rate follows noise", unless=("learned",))
+@PPO_RULES.rule("settings", "The adaptive learning rate follows noise", unless=("learned",))
 def noisy_rate(signals: Signals) -> Finding | None:
     """The adaptive learning rate follows the noise of small minibatches: up and down, or down to its lower bound."""
-    name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
+    name = _rate_name(signals)
     rate = signals.recent(name, 2 * UPDATES)
     size = signals.number("algorithm.horizon") * signals.number("env.num_envs") / signals.number(MINIBATCHES)
     if signals.setting(f"{RATE}.kind") != "adaptive_kl" or not len(rate) or not size < SMALL_MINIBATCH:
@@ -239,7 +265,7 @@ def noisy_rate(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The untrained policy succeeds", after=0.05)
+@PPO_RULES.rule("settings", "The untrained policy succeeds", after=0.05)
 def success_from_start(signals: Signals) -> Finding | None:
     """The untrained policy always succeeds by its return."""
     limit = signals.number("success.min_return")
@@ -255,7 +281,7 @@ def success_from_start(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Exploration is too small", unless=("learned",))
+@PPO_RULES.rule("scales", "Exploration is too small", unless=("learned",))
 def small_std(signals: Signals) -> Finding | None:
     """The noise of the actions was tiny from the start."""
     std = signals.known("policy/std")
@@ -268,7 +294,26 @@ def small_std(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Exploration has ended early", unless=("learned",))
+@PPO_RULES.rule("symptoms", "The critic predicts nothing", after=0.1, unless=("solved", "one_step"))
+def blind_critic(signals: Signals) -> Finding | None:
+    """The critic explains nothing of the returns."""
+    explained = signals.known("value/explained_variance", since=0.05)
+    kl = signals.known("policy/kl")
+    if len(explained) < 2 * UPDATES or signals.extension("amp"):  # its reward changes with the discriminator
+        return None
+    spread = signals.known("doctor/return_std")
+    varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
+    if explained.max() > EXPLAINED or not varies or median(kl) < TINY_KL:
+        return None
+    return Finding(
+        (signals.evidence("value/explained_variance", explained.max(), EXPLAINED),),
+        "Its explained variance was never above that, so advantages are as noisy as returns.",
+        {"algorithm.model.normalize_value": True, "algorithm.critic_optimizer": None},
+        "check that the observations contain what the rewards depend on",
+    )
+
+
+@PPO_RULES.rule("symptoms", "Exploration has ended early", unless=("learned",))
 def collapse(signals: Signals) -> Finding | None:
     """The policy is nearly deterministic early, and has learned little."""
     value = _exploration(signals)
@@ -291,50 +336,6 @@ def _exploration(signals: Signals) -> float:
     return median(std[-UPDATES:]) if len(std) else median(entropy[-UPDATES:]) / max(float(entropy[0]), 1e-9)
 
 
-@rule("The critic predicts nothing", after=0.1, unless=("solved", "one_step"))
-def blind_critic(signals: Signals) -> Finding | None:
-    """The critic explains nothing of the returns."""
-    explained = signals.known("value/explained_variance", since=0.05)
-    kl = signals.known("policy/kl")
-    if len(explained) < 2 * UPDATES or signals.extension("amp"):  # its reward changes with the discriminator
-        return None
-    spread = signals.known("doctor/return_std")
-    varies = len(spread) > 0 and spread[-1] > 0.01 * abs(signals.known("return")[-1])
-    if explained.max() > EXPLAINED or not varies or median(kl) < TINY_KL:
-        return None
-    return Finding(
-        (signals.evidence("value/explained_variance", explained.max(), EXPLAINED),),
-        "Its explained variance was never above that, so advantages are as noisy as returns.",
-        {"algorithm.model.normalize_value": True, "algorithm.critic_optimizer": None},
-        "check that the observations contain what the rewards depend on",
-    )
-
-
-@rule("The learning rate jumped")
-def rate_jump(signals: Signals) -> Finding | None:
-    """The learning rate jumped up, as after a resume, and the return fell."""
-    name = next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
-    rate = signals.column(name)
-    returns = signals.column("return")
-    if signals.setting(f"{RATE}.kind") in ("adaptive_kl", "step") or len(rate) < 4 * UPDATES:
-        return None
-    with np.errstate(divide="ignore", invalid="ignore"):
-        jumps = (np.flatnonzero(rate[1:] > 3.0 * rate[:-1]) + 1).tolist()
-    if not jumps or jumps[-1] < UPDATES or len(rate) - jumps[-1] < UPDATES:
-        return None
-    jump: int = jumps[-1]
-    before = float(returns[jump - 1])
-    after = float(returns[-1])
-    slow = float(rate[jump - 1])
-    if signals.gain(before) < 3.0 or signals.gain(after) > 0.5 * signals.gain(before):
-        return None
-    return Finding(
-        (signals.evidence(name, float(rate[jump]), 3.0 * slow, float(signals.steps[jump])),),
-        "A resumed run with a larger budget follows its schedule from a higher rate, and the return fell since.",
-        {RATE: _short(median(rate[:jump]))},
-    )
-
-
 def _sustained(signals: Signals, name: str, rows: int | None = None) -> tuple[float, float] | None:
     """Return the largest median of a metric over `UPDATES` rows in a row, and the step of the last of them.
 
@@ -351,6 +352,11 @@ def _sustained(signals: Signals, name: str, rows: int | None = None) -> tuple[fl
     return float(kept[place]), float(signals.steps[finite][place + UPDATES - 1])
 
 
+def _rate_name(signals: Signals) -> str:
+    """Return the name of the first learning rate in the log; "" without one."""
+    return next((name for name in signals.rows[-1] if name.startswith("optim/learning_rate")), "")
+
+
 def _rate(signals: Signals, factor: float) -> dict[str, float]:
     """Return the setting that multiplies the learning rate, whatever its schedule."""
     part = {"linear": ".start", "adaptive_kl": ".start"}.get(str(signals.setting(f"{RATE}.kind")), "")
@@ -360,20 +366,3 @@ def _rate(signals: Signals, factor: float) -> dict[str, float]:
 def _short(value: float) -> float:
     """Return a value with two digits."""
     return float(f"{value:.2g}")
-
-
-PPO_RULES = Rules(
-    environment=(no_effect,),
-    scales=(reward_scale, obs_scale, small_std),
-    settings=(
-        acting_differs,
-        rate_jump,
-        large_updates,
-        small_updates,
-        entropy_bonus,
-        std_runaway,
-        noisy_rate,
-        success_from_start,
-    ),
-    symptoms=(blind_critic, collapse),
-)

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median, rule
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
 
+SAC_RULES = Rules()
 LAST = 3
 """Rows whose median counts."""
 REWARDS = (0.01, 1000.0)
@@ -54,7 +55,7 @@ def _dim(signals: Signals) -> float:
     return float(limit[-1]) / math.log(2.0) if len(limit) else math.nan
 
 
-@rule("Rewards have an unsuitable scale", unless=("solved",))
+@SAC_RULES.rule("scales", "Rewards have an unsuitable scale", unless=("solved",))
 def sac_reward_scale(signals: Signals) -> Finding | None:
     """Rewards are huge or tiny beside the entropy, and nothing scales them."""
     low, high = _rewards(signals)
@@ -72,7 +73,7 @@ def sac_reward_scale(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The random warm-up has an unsuitable length")
+@SAC_RULES.rule("settings", "The random warm-up has an unsuitable length")
 def warm_up(signals: Signals) -> Finding | None:
     """Random actions take most of the run, or end before there is a batch to learn from."""
     steps = signals.number("algorithm.warmup_steps")
@@ -93,7 +94,7 @@ def warm_up(signals: Signals) -> Finding | None:
     )
 
 
-@rule("There are too few updates", after=EARLY, unless=("learns",))
+@SAC_RULES.rule("settings", "There are too few updates", after=EARLY, unless=("learns",))
 def few_updates(signals: Signals) -> Finding | None:
     """The run makes too few updates to learn."""
     total = signals.number("total_steps")
@@ -113,7 +114,7 @@ def few_updates(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Values diverge", unless=("learns",))
+@SAC_RULES.rule("settings", "Values diverge", unless=("learns",))
 def impossible_values(signals: Signals) -> Finding | None:
     """The critics expect more than the best rewards could sum up to, or less than the worst."""
     values = signals.known("value/mean")
@@ -150,7 +151,7 @@ def _slower_critics(signals: Signals) -> dict[str, Any]:
     return {name: 3e-4} if signals.number(name) > 1e-3 else {}
 
 
-@rule("Returns exceed the support of the critics", unless=("solved",))
+@SAC_RULES.rule("settings", "Returns exceed the support of the critics", unless=("solved",))
 def narrow_support(signals: Signals) -> Finding | None:
     """Returns lie beyond the atoms of the critics."""
     low, high = signals.setting("algorithm.critic.support", (-5.0, 5.0))
@@ -169,7 +170,7 @@ def narrow_support(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The entropy outweighs the rewards", after=EARLY, unless=("learns",))
+@SAC_RULES.rule("settings", "The entropy outweighs the rewards", after=EARLY, unless=("learns",))
 def high_temperature(signals: Signals) -> Finding | None:
     """A nat of entropy is worth more than any reward, and the policy is random or short of its target."""
     entropy = signals.recent("policy/entropy", LAST)
@@ -201,7 +202,7 @@ def high_temperature(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Exploration has ended early", unless=("learns",))
+@SAC_RULES.rule("settings", "Exploration has ended early", unless=("learns",))
 def low_temperature(signals: Signals) -> Finding | None:
     """The policy has become deterministic, and has learned little."""
     entropy = signals.recent("policy/entropy", LAST)
@@ -226,7 +227,7 @@ def low_temperature(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Actions are stuck at their bounds", unless=("learns",))
+@SAC_RULES.rule("settings", "Actions are stuck at their bounds", unless=("learns",))
 def saturated_actions(signals: Signals) -> Finding | None:
     """Nearly all actions lie at a bound, where the squashing has no slope."""
     shares = signals.recent("doctor/action_at_bound", 2)
@@ -239,17 +240,3 @@ def saturated_actions(signals: Signals) -> Finding | None:
         {"algorithm.optimizer.learning_rate": 3e-4} if rate > 1e-3 else {},
         "bound the action space to what the task needs",
     )
-
-
-SAC_RULES = Rules(
-    scales=(sac_reward_scale,),
-    settings=(
-        warm_up,
-        few_updates,
-        impossible_values,
-        narrow_support,
-        high_temperature,
-        low_temperature,
-        saturated_actions,
-    ),
-)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from canter.algorithms.doctor.findings import Finding, Rules, Signals, median, rule
+from canter.algorithms.doctor.findings import Finding, Rules, Signals, median
 
+TASK_RULES = Rules()
 LOOKS = 3
 """Looks of the doctor that must agree."""
 EARLY = 0.05
@@ -22,9 +23,15 @@ FAR_SIGHT = 10.0
 FELL = 0.5
 NOTHING = 0.4
 """Fraction of the run after which no gain at all is a finding."""
+LEARNED_BEFORE = 5.0
+"""Gain of the best return, in standard deviations of untrained episodes, from which it may fall."""
+WORTH_EVALUATING = 2.0
+"""Gain in training from which three evaluations of a few episodes can show that half of it is lost."""
+HALF = 0.5
+"""Share of that gain, and of the run: the mean of a policy that has just begun may fail where its noise succeeds."""
 
 
-@rule("No reward so far", after=EARLY)
+@TASK_RULES.rule("environment", "No reward so far", after=EARLY)
 def no_reward(signals: Signals) -> Finding | None:
     """Every reward so far was 0, and nothing else drives exploration."""
     rewards = signals.known("rollout_reward")
@@ -42,7 +49,7 @@ def no_reward(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The reward depends on nothing", after=2 * EARLY)
+@TASK_RULES.rule("environment", "The reward depends on nothing", after=2 * EARLY)
 def constant_reward(signals: Signals) -> Finding | None:
     """Every step is rewarded alike, and no episode terminates."""
     low = signals.known("doctor/reward_min")
@@ -61,7 +68,7 @@ def constant_reward(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Observations never change", unless=("one_step", "self_play"))
+@TASK_RULES.rule("environment", "Observations never change", unless=("one_step", "self_play"))
 def blind(signals: Signals) -> Finding | None:
     """No component of the observations varies."""
     constant = signals.recent("doctor/obs_constant", LOOKS)
@@ -74,7 +81,7 @@ def blind(signals: Signals) -> Finding | None:
     )
 
 
-@rule("One environment differs from all others")
+@TASK_RULES.rule("environment", "One environment differs from all others")
 def broken_env(signals: Signals) -> Finding | None:
     """One environment is rewarded unlike all others, at every look."""
     looks = 2 * LOOKS
@@ -91,7 +98,7 @@ def broken_env(signals: Signals) -> Finding | None:
     )
 
 
-@rule("A time limit is reported as a termination")
+@TASK_RULES.rule("environment", "A time limit is reported as a termination")
 def deadline_terminates(signals: Signals) -> Finding | None:
     """Episodes terminate at one length, which is a time limit."""
     share = signals.recent("doctor/longest_share", LOOKS)
@@ -109,7 +116,7 @@ def deadline_terminates(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Final observations are lost")
+@TASK_RULES.rule("environment", "Final observations are lost")
 def final_obs(signals: Signals) -> Finding | None:
     """The last observation of truncated episodes is that of the next one."""
     lost = signals.known("doctor/final_is_reset")
@@ -123,7 +130,7 @@ def final_obs(signals: Signals) -> Finding | None:
     )
 
 
-@rule("Ending the episode pays", unless=("self_play",))
+@TASK_RULES.rule("environment", "Ending the episode pays", unless=("self_play",))
 def dying_pays(signals: Signals) -> Finding | None:
     """Episodes get shorter while the negative return rises."""
     lengths = signals.known("rollout_length")
@@ -147,7 +154,7 @@ def dying_pays(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The discount is short", after=EARLY, unless=("solved",))
+@TASK_RULES.rule("settings", "The discount is short", after=EARLY, unless=("solved",))
 def short_discount(signals: Signals) -> Finding | None:
     """The discount forgets most of an episode."""
     gamma = signals.number("algorithm.gamma")
@@ -164,7 +171,24 @@ def short_discount(signals: Signals) -> Finding | None:
     )
 
 
-@rule("The return fell after its best", after=0.2, unless=("solved",))
+@TASK_RULES.rule("symptoms", "Evaluations are far worse than training", after=HALF)
+def eval_differs(signals: Signals) -> Finding | None:
+    """Evaluations without noise earn far less than training."""
+    evaluations = signals.recent("eval/return", LOOKS)
+    returns = signals.known("return")
+    if not len(evaluations) or signals.current_gain < WORTH_EVALUATING or signals.start is None:
+        return None
+    limit = signals.start[0] + HALF * (returns[-1] - signals.start[0])
+    if evaluations.max() > limit:
+        return None
+    return Finding(
+        (signals.evidence("eval/return", evaluations[-1], limit),),
+        "Either the noise is a part of the solution, or the policy sees other statistics when it is evaluated.",
+        advice="compare `canter eval RUN --stochastic` with `canter eval RUN`; if the noise matters, let the std fall",
+    )
+
+
+@TASK_RULES.rule("symptoms", "The return fell after its best", after=0.2, unless=("solved",))
 def fell(signals: Signals) -> Finding | None:
     """The return fell far below its best, for a tenth of the run."""
     returns = signals.known("return", since=max(signals.fraction - 0.1, 0.0))
@@ -185,17 +209,7 @@ def fell(signals: Signals) -> Finding | None:
     )
 
 
-LEARNED_BEFORE = 5.0
-"""Gain of the best return, in standard deviations of untrained episodes, from which it may fall."""
-
-
-WORTH_EVALUATING = 2.0
-"""Gain in training from which three evaluations of a few episodes can show that half of it is lost."""
-HALF = 0.5
-"""Share of that gain, and of the run: the mean of a policy that has just begun may fail where its noise succeeds."""
-
-
-@rule("Nothing is learned", after=NOTHING, unless=("solved", "self_play"))
+@TASK_RULES.rule("symptoms", "Nothing is learned", after=NOTHING, unless=("solved", "self_play"))
 def nothing_learned(signals: Signals) -> Finding | None:
     """The return is still that of the untrained policy, and no rule tells why."""
     if signals.start is None:
@@ -212,35 +226,3 @@ def nothing_learned(signals: Signals) -> Finding | None:
         "The return is within half a standard deviation of the untrained policy's.",
         advice="in this order: canter check, a reward that shows partial success, scales, a larger learning rate",
     )
-
-
-@rule("Evaluations are far worse than training", after=HALF)
-def eval_differs(signals: Signals) -> Finding | None:
-    """Evaluations without noise earn far less than training."""
-    evaluations = signals.recent("eval/return", LOOKS)
-    returns = signals.known("return")
-    if not len(evaluations) or signals.current_gain < WORTH_EVALUATING or signals.start is None:
-        return None
-    limit = signals.start[0] + HALF * (returns[-1] - signals.start[0])
-    if evaluations.max() > limit:
-        return None
-    return Finding(
-        (signals.evidence("eval/return", evaluations[-1], limit),),
-        "Either the noise is a part of the solution, or the policy sees other statistics when it is evaluated.",
-        advice="compare `canter eval RUN --stochastic` with `canter eval RUN`; if the noise matters, let the std fall",
-    )
-
-
-TASK_RULES = Rules(
-    environment=(
-        no_reward,
-        constant_reward,
-        blind,
-        broken_env,
-        deadline_terminates,
-        final_obs,
-        dying_pays,
-    ),
-    settings=(short_discount,),
-    symptoms=(eval_differs, fell, nothing_learned),
-)

@@ -242,7 +242,7 @@ def find_faults(settings: Mapping[str, Any], baselines: Sequence[Baseline], tabl
             lambda signals: early_ends_pay(signals, baselines),
             no_effect,
         ),
-        scales=tuple(rule for table in tables for rule in table.scales),
+        scales=[rule for table in tables for rule in table.groups["scales"]],
         settings=(short_discount, success_from_start),
     )
     return diagnose_signals(every[0], [rules])
