@@ -11,12 +11,13 @@ import torch
 import canter
 from canter.algorithms.base import algorithms
 from canter.algorithms.extension import extensions
-from canter.algorithms.ppo.config import BoundLossConfig, CentralValueConfig
+from canter.algorithms.ppo import CentralValueConfig
 from canter.app.experiments.population import population_config
 from canter.config.presets import presets
 from canter.core.plain import from_plain
 from canter.core.registry import UserError
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, EnvSpec, MultiDiscrete, TensorSpec
+from canter.engines.base import BoundLossConfig
 from canter.envs import EnvConfig
 from canter.nn.policy_file import save_policy
 

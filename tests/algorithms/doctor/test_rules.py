@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-import canter.algorithms.sac.sac  # noqa: F401  registers SAC and its rules
+import canter.algorithms.sac  # noqa: F401  registers SAC and its rules
 from canter.algorithms.base import report_spec_for
 from canter.algorithms.doctor.amp import AMP_RULES
 from canter.algorithms.doctor.findings import MOST, Finding, Rules, Signals, diagnose_signals

@@ -24,12 +24,14 @@ from canter.algorithms.ppo.rewards import MovingAverage, Per, discount
 from canter.core.data.rollout import Rollout
 from canter.core.plain import check_range
 from canter.core.registry import UserError
+from canter.core.specs import EnvSpec
 from canter.core.struct import Metrics, State, TensorStruct, tree_copy_, tree_map
-from canter.engines.base import Engine
+from canter.engines.base import Engine, PPOBatch, PPOLoss, ValueLoss
 from canter.functional.returns import average_reward_gae, gae, successor_values
 from canter.functional.statistics import moments
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.heads import ValueHead
+from canter.nn.optimizer import OptimizerConfig
 
 
 class Discounted(nn.Module):
@@ -147,6 +149,61 @@ class BonusValueConfig:
         check_range(self, "must be above 0", "advantage_coef", "value_coef")
         if not (self.gamma < 1 or self.episodic):
             raise UserError(f"gamma={self.gamma} must be below 1, or episodic=true: the bonuses never end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralValueConfig:
+    """A critic that is trained in a separate phase; its network is the model's `critic`."""
+
+    epochs: int = 5
+    """Passes over each rollout."""
+    num_minibatches: int = 4
+    """Minibatches per pass; must divide `horizon * num_envs`, or the number of sequences if
+    recurrent."""
+    value_loss: ValueLoss | None = None
+    """Error of the critic; null takes PPO's."""
+    value_clip: float | None = None
+    """Clip range of the value; null takes PPO's."""
+    value_coef: float | None = None
+    """Weight of the value loss; null takes PPO's."""
+    actor_value: bool = False
+    """Also train a value head on the policy's own features, by PPO's value loss and towards the
+    same returns. Its values are not used; it shapes the features."""
+    agents: Literal["all", "first"] = "all"
+    """With several agents to a world: train on the samples of all of them or, as in rl_games, of
+    the first one."""
+    recurrence: Recurrence = "exact"
+    """Recurrent state of the critic: one step per observation or, as in rl_games, a second step on
+    the observation after each rollout. With a feed-forward policy rl_games also never clears the
+    state for values, and trains every sequence from zeros. With several agents to a world it
+    trains world w by the episode ends of environment w."""
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    """Optimiser of the critic. An adaptive learning rate follows the KL of the policy's phase."""
+
+    def __post_init__(self) -> None:
+        """Refuse phases that do nothing."""
+        check_range(self, "must be at least 1", "epochs", "num_minibatches")
+        check_range(self, "must be above 0", "value_clip", "value_coef")
+
+    def stride(self, spec: EnvSpec) -> int:
+        """Return the distance between environments that are trained on."""
+        return spec.num_agents if self.agents == "first" else 1
+
+    def select(self, batch: PPOBatch, spec: EnvSpec) -> PPOBatch:
+        """Return the samples `[L, S, ...]` that are trained on."""
+        stride = self.stride(spec)
+        own = tree_map(lambda x: x[:, ::stride].contiguous(), batch)
+        if stride == 1 or self.recurrence == "exact":
+            return own
+        chunks = batch.reset.unflatten(1, (-1, spec.num_envs))
+        return replace(own, reset=chunks[:, :, : spec.num_envs // stride].flatten(1))
+
+    def loss_of(self, loss: PPOLoss) -> PPOLoss:
+        """Return the critic's part of PPO's loss, with the settings that are overridden here."""
+        own = {name: getattr(self, name) for name in ("value_loss", "value_clip", "value_coef")}
+        changed = {name: value for name, value in own.items() if value is not None}
+        changed["update_obs_stats_per_minibatch"] = loss.update_obs_stats_per_minibatch and "minibatch"
+        return replace(loss, surrogate=None, bound=None, advantage="given", moving_kl=None, **changed)
 
 
 @dataclass

@@ -1,31 +1,27 @@
-"""Settings of PPO, the checks that refuse impossible ones, and how consoles and reports show PPO.
-
-`PPOSettings` are the settings; `PPOConfig` in `canter.algorithms.ppo.ppo` adds what builds the
-algorithm.
-"""
+"""Settings of PPO, the checks that refuse impossible ones, and how consoles and reports show PPO."""
 
 from __future__ import annotations
 
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 import torch
-from torch import nn
 
-from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
+from canter.algorithms.base import Headline, ReportSpec, RolloutPlan, Rule, algorithms, symmetries_of, unused_lines
 from canter.algorithms.doctor.amp import AMP_RULES
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.extension import AnyExtensionConfig
-from canter.algorithms.ppo.advantages import AverageReward, BonusValueConfig, Discounted, Objective, Recurrence
+from canter.algorithms.ppo.advantages import AverageReward, BonusValueConfig, CentralValueConfig, Discounted, Objective
+from canter.algorithms.ppo.ppo import PPO
 from canter.algorithms.ppo.rewards import RewardConfig
+from canter.core.declarations import Symmetry
 from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.specs import Continuous, EnvSpec
-from canter.core.struct import tree_map
-from canter.engines.base import BoundLossConfig, PPOBatch, PPOLoss, ValueLoss
+from canter.engines.base import BoundLossConfig, PPOLoss
 from canter.functional.optimization import Shuffle
 from canter.nn.actor_critic import ModelConfig
 from canter.nn.distributions import DiagGaussian, Distribution, TanhGaussian
@@ -33,66 +29,51 @@ from canter.nn.heads import BOUNDED
 from canter.nn.network import NetworkConfig, select_groups
 from canter.nn.optimizer import OptimizerConfig
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
-from canter.nn.stack import has_batch_norm
+
+HEADLINES = (
+    Headline(
+        "policy/clip_fraction",
+        "clip fraction",
+        "policy",
+        "Clip fraction",
+        "samples whose ratio left the clip range",
+        percent=True,
+        block="mean_clipped_ratio",
+    ),
+    Headline(
+        "policy/kl", "KL", "policy", "KL divergence", "change of the policy by an update", line="KL", block="approx_kl"
+    ),
+    Headline("policy/entropy", "entropy", "policy", "Entropy", "randomness of the actions", line="entropy"),
+    Headline("policy/std", "std", "policy", "Standard deviation", "of the actions, before any rescaling"),
+    Headline("loss/policy", "policy loss", "learning", "Policy loss", "the surrogate, to be minimised"),
+    Headline("loss/value", "value loss", "learning", "Value loss", "error of the critic, in normalised units"),
+    Headline(
+        "value/explained_variance",
+        "explained var.",
+        "learning",
+        "Explained variance",
+        "1: the critic predicts all returns; 0: none; below 0: worse than their mean; cut off at -1",
+        floor=-1.0,
+        line="explained variance",
+    ),
+    Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimiser"),
+    Headline("optim/grad_norm", "gradient norm", "", "Gradient norm", "before clipping"),
+    Headline("value/mean_absolute_error", "value error", "", "Error of values", "mean absolute, in units of returns"),
+    Headline("value/mean", "mean value", "", "Mean value", "return that the critic expects"),
+)
+
+PPO_REPORT = ReportSpec(
+    headlines=HEADLINES,
+    settings={"clip_range": "clip_ratio"},
+    optimizer_steps="optim/minibatch_updates",
+    counters={"optim/nonfinite_steps": "Steps skipped for NaN or infinity"},
+    rules=(PPO_RULES, AMP_RULES),
+)
 
 
+@algorithms.register("ppo")
 @dataclass(frozen=True, kw_only=True)
-class CentralValueConfig:
-    """A critic that is trained in a separate phase; its network is the model's `critic`."""
-
-    epochs: int = 5
-    """Passes over each rollout."""
-    num_minibatches: int = 4
-    """Minibatches per pass; must divide `horizon * num_envs`, or the number of sequences if
-    recurrent."""
-    value_loss: ValueLoss | None = None
-    """Error of the critic; null takes PPO's."""
-    value_clip: float | None = None
-    """Clip range of the value; null takes PPO's."""
-    value_coef: float | None = None
-    """Weight of the value loss; null takes PPO's."""
-    actor_value: bool = False
-    """Also train a value head on the policy's own features, by PPO's value loss and towards the
-    same returns. Its values are not used; it shapes the features."""
-    agents: Literal["all", "first"] = "all"
-    """With several agents to a world: train on the samples of all of them or, as in rl_games, of
-    the first one."""
-    recurrence: Recurrence = "exact"
-    """Recurrent state of the critic: one step per observation or, as in rl_games, a second step on
-    the observation after each rollout. With a feed-forward policy rl_games also never clears the
-    state for values, and trains every sequence from zeros. With several agents to a world it
-    trains world w by the episode ends of environment w."""
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    """Optimiser of the critic. An adaptive learning rate follows the KL of the policy's phase."""
-
-    def __post_init__(self) -> None:
-        """Refuse phases that do nothing."""
-        check_range(self, "must be at least 1", "epochs", "num_minibatches")
-        check_range(self, "must be above 0", "value_clip", "value_coef")
-
-    def stride(self, spec: EnvSpec) -> int:
-        """Return the distance between environments that are trained on."""
-        return spec.num_agents if self.agents == "first" else 1
-
-    def select(self, batch: PPOBatch, spec: EnvSpec) -> PPOBatch:
-        """Return the samples `[L, S, ...]` that are trained on."""
-        stride = self.stride(spec)
-        own = tree_map(lambda x: x[:, ::stride].contiguous(), batch)
-        if stride == 1 or self.recurrence == "exact":
-            return own
-        chunks = batch.reset.unflatten(1, (-1, spec.num_envs))
-        return replace(own, reset=chunks[:, :, : spec.num_envs // stride].flatten(1))
-
-    def loss_of(self, loss: PPOLoss) -> PPOLoss:
-        """Return the critic's part of PPO's loss, with the settings that are overridden here."""
-        own = {name: getattr(self, name) for name in ("value_loss", "value_clip", "value_coef")}
-        changed = {name: value for name, value in own.items() if value is not None}
-        changed["update_obs_stats_per_minibatch"] = loss.update_obs_stats_per_minibatch and "minibatch"
-        return replace(loss, surrogate=None, bound=None, advantage="given", moving_kl=None, **changed)
-
-
-@dataclass(frozen=True, kw_only=True)
-class PPOSettings:
+class PPOConfig:
     """Settings of PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
 
     horizon: int = 128
@@ -181,6 +162,7 @@ class PPOSettings:
     extensions: tuple[AnyExtensionConfig, ...] = ()
     """Additions to the algorithm: further rewards, losses and phases, in this order."""
 
+    report_spec: ClassVar[ReportSpec] = PPO_REPORT
     search_space: ClassVar[Mapping[str, str]] = {
         "optimizer.learning_rate": "0.1x..10x:log",
         "gamma": "0.3x..3x:log1m",
@@ -230,11 +212,33 @@ class PPOSettings:
             bonus_coef=self.bonus_value and self.bonus_value.value_coef,
         )
 
+    def build(self, spec: EnvSpec, seed: int) -> PPO:
+        """Return PPO for an environment, on the environment's device."""
+        if self.objective == "discounted" and self.bootstrap_truncated:
+            check_discount(self.gamma, spec)
+        return PPO(self, spec, seed)
 
-def check_norms(model: nn.Module) -> None:
-    """Refuse batch norm: its statistics would never be updated, as only joint batches do that."""
-    if has_batch_norm(model):
-        raise UserError("a norm of kind batch needs the joint batches of sac; use layer or rms with ppo")
+    def plan(self) -> RolloutPlan:
+        """Return how PPO uses a rollout; an average reward is not discounted."""
+        return RolloutPlan(
+            horizon=self.horizon,
+            epochs=self.epochs,
+            num_minibatches=self.num_minibatches,
+            gamma=1.0 if self.objective == "average" else self.gamma,
+            gae_lambda=self.gae_lambda,
+        )
+
+    def symmetries(self, spec: EnvSpec) -> tuple[Symmetry, ...]:
+        """Return the symmetries that extensions rely on."""
+        return tuple(symmetry for extension in self.extensions for symmetry in symmetries_of(extension, spec))
+
+    def unused(self, spec: EnvSpec) -> list[str]:
+        """Return a line for each changed setting that has no effect, such as an unused `value_clip`."""
+        lines = unused_lines(self, [*_loss_rules(self, spec), *_model_rules(self, spec)])
+        for role, network in (("policy", self.model.policy), ("critic", self.model.critic)):
+            if isinstance(network, NetworkConfig):
+                lines += unused_lines(self, _network_rules(role, network, spec), f"model.{role}.")
+        return lines
 
 
 def check_discount(gamma: float, spec: EnvSpec) -> None:
@@ -254,16 +258,7 @@ def check_discount(gamma: float, spec: EnvSpec) -> None:
     warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)
 
 
-def unused_settings(config: PPOSettings, spec: EnvSpec) -> list[str]:
-    """Return a line for each changed setting that has no effect, such as an unused `value_clip`."""
-    lines = unused_lines(config, [*_loss_rules(config, spec), *_model_rules(config, spec)])
-    for role, network in (("policy", config.model.policy), ("critic", config.model.critic)):
-        if isinstance(network, NetworkConfig):
-            lines += unused_lines(config, _network_rules(role, network, spec), f"model.{role}.")
-    return lines
-
-
-def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
+def _loss_rules(config: PPOConfig, spec: EnvSpec) -> list[Rule]:
     central = config.central_value
     bound = config.bound_loss
     networks = (config.model.policy, config.model.critic or config.model.policy)
@@ -298,7 +293,7 @@ def _loss_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
     ]
 
 
-def _model_rules(config: PPOSettings, spec: EnvSpec) -> list[Rule]:
+def _model_rules(config: PPOConfig, spec: EnvSpec) -> list[Rule]:
     model = config.model
     action = spec.action
     distribution = model.distribution_for(action)
@@ -341,44 +336,3 @@ def _network_rules(role: str, network: NetworkConfig, spec: EnvSpec) -> list[Rul
         (depth == 0, "layer_norm", "it has no hidden layers"),
         (depth == 0 and not convolved, "activation init_gain", "it has no hidden layers"),
     ]
-
-
-HEADLINES = (
-    Headline(
-        "policy/clip_fraction",
-        "clip fraction",
-        "policy",
-        "Clip fraction",
-        "samples whose ratio left the clip range",
-        percent=True,
-        block="mean_clipped_ratio",
-    ),
-    Headline(
-        "policy/kl", "KL", "policy", "KL divergence", "change of the policy by an update", line="KL", block="approx_kl"
-    ),
-    Headline("policy/entropy", "entropy", "policy", "Entropy", "randomness of the actions", line="entropy"),
-    Headline("policy/std", "std", "policy", "Standard deviation", "of the actions, before any rescaling"),
-    Headline("loss/policy", "policy loss", "learning", "Policy loss", "the surrogate, to be minimised"),
-    Headline("loss/value", "value loss", "learning", "Value loss", "error of the critic, in normalised units"),
-    Headline(
-        "value/explained_variance",
-        "explained var.",
-        "learning",
-        "Explained variance",
-        "1: the critic predicts all returns; 0: none; below 0: worse than their mean; cut off at -1",
-        floor=-1.0,
-        line="explained variance",
-    ),
-    Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimiser"),
-    Headline("optim/grad_norm", "gradient norm", "", "Gradient norm", "before clipping"),
-    Headline("value/mean_absolute_error", "value error", "", "Error of values", "mean absolute, in units of returns"),
-    Headline("value/mean", "mean value", "", "Mean value", "return that the critic expects"),
-)
-
-PPO_REPORT = ReportSpec(
-    headlines=HEADLINES,
-    settings={"clip_range": "clip_ratio"},
-    optimizer_steps="optim/minibatch_updates",
-    counters={"optim/nonfinite_steps": "Steps skipped for NaN or infinity"},
-    rules=(PPO_RULES, AMP_RULES),
-)

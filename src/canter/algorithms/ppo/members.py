@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from canter.algorithms.ppo.ppo import PPOConfig
+from canter.algorithms.ppo.config import PPOConfig
 from canter.core import distributed
 from canter.core.plain import check_range
 from canter.core.registry import UserError

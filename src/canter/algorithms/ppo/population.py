@@ -22,8 +22,9 @@ from torch.func import functional_call, vmap
 from canter.algorithms.base import Algorithm, algorithms
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo.advantages import Discounted, ValueTargets
+from canter.algorithms.ppo.config import PPOConfig
 from canter.algorithms.ppo.members import MemberConfig, check_supported, numbers_of
-from canter.algorithms.ppo.ppo import PPO, PPOConfig
+from canter.algorithms.ppo.ppo import PPO
 from canter.algorithms.ppo.rewards import ReturnScaling
 from canter.core.data.rollout import Rollout
 from canter.core.dispatch import plain_functions

@@ -12,29 +12,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms, symmetries_of
+from canter.algorithms.base import Algorithm
 from canter.algorithms.doctor.signals import policy_signals
 from canter.algorithms.extension import Extensions
 from canter.algorithms.phase import Phase, check_batch, check_blocks
-from canter.algorithms.ppo.advantages import AdvantageEstimator, ValueTargets
-from canter.algorithms.ppo.config import (
-    PPO_REPORT,
-    CentralValueConfig,
-    PPOSettings,
-    check_discount,
-    check_norms,
-    unused_settings,
-)
+from canter.algorithms.ppo.advantages import AdvantageEstimator, CentralValueConfig, ValueTargets
 from canter.core import distributed
 from canter.core.data.rollout import Rollout, as_sequences
-from canter.core.declarations import Symmetry
 from canter.core.dispatch import concurrently, side_stream
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
@@ -47,6 +38,10 @@ from canter.functional.statistics import explained_variance, moments, normalize
 from canter.nn.actor_critic import ActorCritic, Policy, ValueFunction
 from canter.nn.optimizer import AveragedPolicy, Optimizer, ParameterGroup
 from canter.nn.policy_file import FINAL_CRITIC
+from canter.nn.stack import has_batch_norm
+
+if TYPE_CHECKING:
+    from canter.algorithms.ppo.config import PPOConfig
 
 
 class PPO(Algorithm[PPORecord]):
@@ -54,7 +49,7 @@ class PPO(Algorithm[PPORecord]):
 
     streams = ("policy_rng", "shuffle_rng", "extensions_rng")
 
-    def __init__(self, config: PPOSettings, spec: EnvSpec, seed: int) -> None:
+    def __init__(self, config: PPOConfig, spec: EnvSpec, seed: int) -> None:
         self.config = config
         self.spec = spec
         self.horizon = config.horizon
@@ -104,7 +99,8 @@ class PPO(Algorithm[PPORecord]):
             with spec.device:  # where an extension makes its parameters, before it hands them to an optimiser
                 built = [extension.build(spec, model, self.extensions_rng) for extension in config.extensions]
             extensions = Extensions(built, self.progress)
-        check_norms(model)
+        if has_batch_norm(model):  # its statistics would never be updated, as only joint batches do that
+            raise UserError("a norm of kind batch needs the joint batches of sac; use layer or rms with ppo")
         for tensor in (*model.state_dict().values(), *extensions.state_dict().values()):
             distributed.broadcast_(tensor)
         return model, extensions
@@ -163,7 +159,7 @@ class PPO(Algorithm[PPORecord]):
             if phase.num_envs == self.spec.num_envs:  # its sequences are those of the environments
                 phase.blocks = self.config.shuffle_blocks
 
-    def _build_phase(self, passes: PPOSettings | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
+    def _build_phase(self, passes: PPOConfig | CentralValueConfig, engine: Engine, name: str) -> Phase[Any]:
         """Build an optimisation phase: epochs, minibatches and shuffling from the settings."""
         config = self.config
         stride = passes.stride(self.spec) if isinstance(passes, CentralValueConfig) else 1
@@ -362,35 +358,3 @@ class PPO(Algorithm[PPORecord]):
         if self.average is not None:
             tensors["average"] = self.average.state_tensors()
         return tensors
-
-
-@algorithms.register("ppo")
-@dataclass(frozen=True, kw_only=True)
-class PPOConfig(PPOSettings):
-    """Settings that build PPO; A2C is `surrogate="vanilla", epochs=1, num_minibatches=1`."""
-
-    report_spec: ClassVar[ReportSpec] = PPO_REPORT
-
-    def build(self, spec: EnvSpec, seed: int) -> PPO:
-        """Return PPO for an environment, on the environment's device."""
-        if self.objective == "discounted" and self.bootstrap_truncated:
-            check_discount(self.gamma, spec)
-        return PPO(self, spec, seed)
-
-    def plan(self) -> RolloutPlan:
-        """Return how PPO uses a rollout; an average reward is not discounted."""
-        return RolloutPlan(
-            horizon=self.horizon,
-            epochs=self.epochs,
-            num_minibatches=self.num_minibatches,
-            gamma=1.0 if self.objective == "average" else self.gamma,
-            gae_lambda=self.gae_lambda,
-        )
-
-    def symmetries(self, spec: EnvSpec) -> tuple[Symmetry, ...]:
-        """Return the symmetries that extensions rely on."""
-        return tuple(symmetry for extension in self.extensions for symmetry in symmetries_of(extension, spec))
-
-    def unused(self, spec: EnvSpec) -> list[str]:
-        """Return a line for each changed setting that has no effect in this configuration."""
-        return unused_settings(self, spec)

@@ -1,6 +1,6 @@
 """Soft actor-critic."""
 
-from canter.algorithms.sac.config import TemperatureConfig
-from canter.algorithms.sac.sac import SAC, SACConfig
+from canter.algorithms.sac.config import SACConfig, TemperatureConfig
+from canter.algorithms.sac.sac import SAC
 
 __all__ = ["SAC", "SACConfig", "TemperatureConfig"]

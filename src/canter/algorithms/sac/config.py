@@ -1,8 +1,4 @@
-"""Settings of SAC, the check that refuses environments it cannot learn, and how reports show SAC.
-
-`SACSettings` are the settings; `SACConfig` in `canter.algorithms.sac.sac` adds what builds the
-algorithm.
-"""
+"""Settings of SAC, the check that refuses environments it cannot learn, and how reports show SAC."""
 
 from __future__ import annotations
 
@@ -11,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from canter.algorithms.base import Headline, ReportSpec, Rule, unused_lines
+from canter.algorithms.base import Headline, ReportSpec, RolloutPlan, Rule, algorithms, unused_lines
 from canter.algorithms.doctor.sac import SAC_RULES
+from canter.algorithms.sac.sac import SAC
 from canter.core.data.replay import ReplayConfig
 from canter.core.plain import check_range
 from canter.core.registry import UserError
@@ -66,8 +63,32 @@ def _policy() -> NetworkConfig:
     return NetworkConfig(hidden=(256, 256), activation="relu", init="default", normalize_obs=False)
 
 
+SAC_REPORT = ReportSpec(
+    headlines=(
+        Headline("policy/entropy", "entropy", "policy", "Entropy", "of actions in -1..1", line="entropy"),
+        Headline("policy/temperature", "temperature", "policy", "Temperature", "weight of the entropy", line="alpha"),
+        Headline("policy/std", "std", "policy", "Standard deviation", "of the actions, before squashing"),
+        Headline("loss/policy", "policy loss", "learning", "Policy loss", "temperature x log-probability - value"),
+        Headline("loss/critic", "critic loss", "learning", "Critic loss", "error of the critics", line="critic loss"),
+        Headline("value/mean", "mean value", "learning", "Mean value", "return that the critics expect", line="Q"),
+        Headline("value/target_std", "target std", "", "Spread of the targets", "of the critics, in one batch"),
+        Headline("reward/unit", "reward unit", "", "Unit of rewards", "divisor of the rewards"),
+        Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimisers"),
+        Headline("replay/rows", "replay", "", "Transitions in the replay buffer", "that may be sampled"),
+    ),
+    settings={"batch_size": "batch_size"},
+    optimizer_steps="optim/minibatch_updates",
+    counters={
+        "optim/nonfinite_steps": "Steps skipped for NaN or infinity",
+        "replay/lost": "Share of samples left out for a lost final observation",
+    },
+    rules=(SAC_RULES,),
+)
+
+
+@algorithms.register("sac")
 @dataclass(frozen=True, kw_only=True)
-class SACSettings:
+class SACConfig:
     """Settings of SAC; the defaults are the plain algorithm with two critics of 256 x 256."""
 
     horizon: int = 4
@@ -122,6 +143,7 @@ class SACSettings:
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     """Replay buffer."""
 
+    report_spec: ClassVar[ReportSpec] = SAC_REPORT
     search_space: ClassVar[Mapping[str, str]] = {
         "optimizer.learning_rate": "0.1x..10x:log",
         "gamma": "0.3x..3x:log1m",
@@ -178,67 +200,58 @@ class SACSettings:
         """Return the description of the policy for its file."""
         return ModelConfig(policy=self.policy, distribution="tanh_gaussian", std=self.std, policy_gain=self.policy_gain)
 
+    def build(self, spec: EnvSpec, seed: int) -> SAC:
+        """Return SAC for an environment, on the environment's device."""
+        return SAC(self, spec, seed)
 
-def check_spec(config: SACSettings, spec: EnvSpec) -> None:
-    """Refuse actions that a squashed Gaussian cannot produce, and too small a replay buffer."""
-    what = spec.env_id or "this environment"
-    if not isinstance(spec.action, Continuous):
-        raise UserError(f"sac needs continuous actions, and those of {what} are {spec.action}; use --algorithm ppo")
-    if not spec.action.bounded:
-        bounds = zip(spec.action.low, spec.action.high, strict=True)
-        index, (low, high) = next((i, pair) for i, pair in enumerate(bounds) if not all(map(math.isfinite, pair)))
-        raise UserError(
-            f"sac squashes its actions into the bounds of the environment, and component {index} of {what} has "
-            f"low={low}, high={high}: bound the action space to the range that the task needs (gymnasium.wrappers."
-            "RescaleAction and a finite Box, or the limits of the joints), or use --algorithm ppo"
-        )
-    if config.horizon * spec.num_envs > config.replay.capacity:
-        raise UserError(
-            f"replay.capacity={config.replay.capacity} is less than a rollout, horizon * num_envs = "
-            f"{config.horizon * spec.num_envs}"
+    def plan(self) -> RolloutPlan:
+        """Return how SAC uses a rollout."""
+        return RolloutPlan(
+            horizon=self.horizon,
+            num_minibatches=1 if self.updates_per_step is None else self.updates_after(self.horizon),
+            updates_per_transition=self.updates_per_transition if self.updates_per_step is None else None,
+            drawn=self.batch_size,
+            warmup_steps=self.warmup_steps,
+            gamma=self.gamma,
+            gae_lambda=0.0,
         )
 
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse actions that a squashed Gaussian cannot produce, and too small a replay buffer."""
+        what = spec.env_id or "this environment"
+        if not isinstance(spec.action, Continuous):
+            raise UserError(f"sac needs continuous actions, and those of {what} are {spec.action}; use --algorithm ppo")
+        if not spec.action.bounded:
+            bounds = zip(spec.action.low, spec.action.high, strict=True)
+            index, (low, high) = next((i, pair) for i, pair in enumerate(bounds) if not all(map(math.isfinite, pair)))
+            raise UserError(
+                f"sac squashes its actions into the bounds of the environment, and component {index} of {what} has "
+                f"low={low}, high={high}: bound the action space to the range that the task needs (gymnasium.wrappers."
+                "RescaleAction and a finite Box, or the limits of the joints), or use --algorithm ppo"
+            )
+        if self.horizon * spec.num_envs > self.replay.capacity:
+            raise UserError(
+                f"replay.capacity={self.replay.capacity} is less than a rollout, horizon * num_envs = "
+                f"{self.horizon * spec.num_envs}"
+            )
 
-def unused_settings(config: SACSettings, spec: EnvSpec) -> list[str]:
-    """Return a line for each changed setting that has no effect."""
-    critic = config.critic
-    policy = config.policy
-    target_keys = "temperature.target_entropy temperature.target_std temperature.optimizer"
-    no_images = all(len(group.shape) != 3 for group in spec.obs.values())
-    by_step = "updates_per_step sets the number of updates"
-    rules: list[Rule] = [
-        (config.updates_per_step is not None, "updates_per_transition", by_step),
-        (not config.scale_rewards, "return_limit", "scale_rewards is off"),
-        (critic.atoms == 1, "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"),
-        (critic.members == 1, "pessimism", "there is one critic"),
-        (critic.blocks == 0, "critic.expansion", "there are no residual blocks"),
-        (not config.temperature.learned, target_keys, "temperature.learned is off"),
-        (getattr(policy, "normalize_obs", None) is False, "policy.normalizer", "nothing is standardised"),
-        (not critic.normalize_obs, "critic.normalizer", "nothing is standardised"),
-        (no_images, "critic.cnn", "it reads no images"),
-        (no_images and isinstance(policy, NetworkConfig), "policy.cnn", "it reads no images"),
-    ]
-    return unused_lines(config, rules)
-
-
-SAC_REPORT = ReportSpec(
-    headlines=(
-        Headline("policy/entropy", "entropy", "policy", "Entropy", "of actions in -1..1", line="entropy"),
-        Headline("policy/temperature", "temperature", "policy", "Temperature", "weight of the entropy", line="alpha"),
-        Headline("policy/std", "std", "policy", "Standard deviation", "of the actions, before squashing"),
-        Headline("loss/policy", "policy loss", "learning", "Policy loss", "temperature x log-probability - value"),
-        Headline("loss/critic", "critic loss", "learning", "Critic loss", "error of the critics", line="critic loss"),
-        Headline("value/mean", "mean value", "learning", "Mean value", "return that the critics expect", line="Q"),
-        Headline("value/target_std", "target std", "", "Spread of the targets", "of the critics, in one batch"),
-        Headline("reward/unit", "reward unit", "", "Unit of rewards", "divisor of the rewards"),
-        Headline("optim/learning_rate", "learning rate", "learning", "Learning rate", "step size of the optimisers"),
-        Headline("replay/rows", "replay", "", "Transitions in the replay buffer", "that may be sampled"),
-    ),
-    settings={"batch_size": "batch_size"},
-    optimizer_steps="optim/minibatch_updates",
-    counters={
-        "optim/nonfinite_steps": "Steps skipped for NaN or infinity",
-        "replay/lost": "Share of samples left out for a lost final observation",
-    },
-    rules=(SAC_RULES,),
-)
+    def unused(self, spec: EnvSpec) -> list[str]:
+        """Return a line for each changed setting that has no effect."""
+        critic = self.critic
+        policy = self.policy
+        target_keys = "temperature.target_entropy temperature.target_std temperature.optimizer"
+        no_images = all(len(group.shape) != 3 for group in spec.obs.values())
+        by_step = "updates_per_step sets the number of updates"
+        rules: list[Rule] = [
+            (self.updates_per_step is not None, "updates_per_transition", by_step),
+            (not self.scale_rewards, "return_limit", "scale_rewards is off"),
+            (critic.atoms == 1, "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"),
+            (critic.members == 1, "pessimism", "there is one critic"),
+            (critic.blocks == 0, "critic.expansion", "there are no residual blocks"),
+            (not self.temperature.learned, target_keys, "temperature.learned is off"),
+            (getattr(policy, "normalize_obs", None) is False, "policy.normalizer", "nothing is standardised"),
+            (not critic.normalize_obs, "critic.normalizer", "nothing is standardised"),
+            (no_images, "critic.cnn", "it reads no images"),
+            (no_images and isinstance(policy, NetworkConfig), "policy.cnn", "it reads no images"),
+        ]
+        return unused_lines(self, rules)

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import copy
 import math
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from canter.algorithms.sac.config import SACSettings
 from canter.core.data.replay import ReplayBatch
 from canter.core.specs import EnvSpec
 from canter.core.struct import Metrics, Obs, copy_all_, tree_map
@@ -27,6 +27,9 @@ from canter.nn.actor_critic import Actor
 from canter.nn.describe import SACModel
 from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.nn.stack import Critics, batch_statistics, has_batch_norm
+
+if TYPE_CHECKING:
+    from canter.algorithms.sac.config import SACConfig
 
 ONE_THREAD = 2**15 - 1
 """Elements up to which torch uses one thread. Its other threads would keep looking for work for
@@ -52,7 +55,7 @@ METRICS = (
 class SACLearner:
     """Networks, optimisers and the mathematics of an update."""
 
-    def __init__(self, config: SACSettings, actor: Actor, critics: Critics, action_dim: int) -> None:
+    def __init__(self, config: SACConfig, actor: Actor, critics: Critics, action_dim: int) -> None:
         self.config = config
         self.actor = actor
         self.critics = critics

@@ -8,14 +8,13 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, nn
 
-from canter.algorithms.base import Algorithm, ReportSpec, RolloutPlan, algorithms
+from canter.algorithms.base import Algorithm
 from canter.algorithms.doctor.signals import ENOUGH_TRANSITIONS, transition_signals
-from canter.algorithms.sac.config import SAC_REPORT, SACSettings, check_spec, unused_settings
 from canter.algorithms.sac.learner import SACLearner
 from canter.core import distributed
 from canter.core.data.rollout import Rollout
@@ -26,6 +25,9 @@ from canter.engines.choose import EngineName, choose
 from canter.engines.triton.kernels import load_kernels
 from canter.functional.returns import discounted_return
 from canter.nn.normalizer import Normalizer
+
+if TYPE_CHECKING:
+    from canter.algorithms.sac.config import SACConfig
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +64,8 @@ class SAC(Algorithm[SACRecord]):
     reads_reset = False
     streams = ("policy_rng", "replay_rng")
 
-    def __init__(self, config: SACSettings, spec: EnvSpec, seed: int) -> None:
-        check_spec(config, spec)
+    def __init__(self, config: SACConfig, spec: EnvSpec, seed: int) -> None:
+        config.check(spec)
         assert isinstance(spec.action, Continuous)
         if spec.device.type == "cuda":
             load_kernels()
@@ -298,31 +300,3 @@ class ReturnScale(nn.Module):
     def forward(self, reward: Tensor) -> Tensor:
         """Return the rewards in the unit of the returns so far."""
         return reward / torch.maximum(self.statistics.scale, (self.largest / self.limit).float())
-
-
-@algorithms.register("sac")
-@dataclass(frozen=True, kw_only=True)
-class SACConfig(SACSettings):
-    """Settings that build SAC; the defaults are the plain one with two critics of 256 x 256."""
-
-    report_spec: ClassVar[ReportSpec] = SAC_REPORT
-
-    def build(self, spec: EnvSpec, seed: int) -> SAC:
-        """Return SAC for an environment, on the environment's device."""
-        return SAC(self, spec, seed)
-
-    def plan(self) -> RolloutPlan:
-        """Return how SAC uses a rollout."""
-        return RolloutPlan(
-            horizon=self.horizon,
-            num_minibatches=1 if self.updates_per_step is None else self.updates_after(self.horizon),
-            updates_per_transition=self.updates_per_transition if self.updates_per_step is None else None,
-            drawn=self.batch_size,
-            warmup_steps=self.warmup_steps,
-            gamma=self.gamma,
-            gae_lambda=0.0,
-        )
-
-    def unused(self, spec: EnvSpec) -> list[str]:
-        """Return a line for each changed setting that has no effect in this configuration."""
-        return unused_settings(self, spec)
