@@ -150,6 +150,13 @@ def attributed(call: str, step: int | None = None) -> Iterator[None]:
         raise failure(error, call, step) from error
 
 
+def error_chain(error: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
+    while error is not None:
+        yield error
+        error = error.__cause__
+
+
 def place_of(error: BaseException) -> str:
     """Return `file:line` of the innermost frame of an error, or "no place" if it has none."""
     frames = traceback.extract_tb(error.__traceback__)

@@ -9,25 +9,27 @@ import os
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
+from canter.core import distributed
 from canter.core.plain import ConfigError, check_range, to_plain
 from canter.core.specs import EnvFailed, Stateful
 from canter.core.storage.checkpoint import CheckpointCorrupt, CheckpointStore, NoCheckpoint, save_checkpoint
 from canter.core.storage.files import Unreadable, dump_plain, replace_file
 from canter.core.storage.lock import RunLock
 from canter.core.storage.validity import NonFiniteParameters, check_finite, check_same, check_same_shape
+from canter.envs.failures import error_chain
 from canter.nn.policy_file import POLICIES
 from canter.runs.changes import EDITS, ChangeCheck
 from canter.runs.metrics import DAMAGED, METRICS, MetricsLog, Row, read_rows
 from canter.runs.permissions import save_trusted_modules
 from canter.runs.policies import Policies, ProgressSnapshot
-from canter.runs.records import CONFIG, TRACEBACK_IN, Outcome, RunRecord, link_latest
-from canter.runs.state import ProgressSource, TrainState, current_fingerprint
+from canter.runs.records import CONFIG, TRACEBACK_IN, RunRecord, link_latest
+from canter.runs.state import ProgressSource, TrainState, current_fingerprint, gather_ranks, request_gather
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,9 @@ class RunFolder:
     moves the files of the earlier attempt to a separate folder.
 
     A full or failing disk costs only what is being written, never the run or an older file.
+
+    With several ranks only rank 0 has such a folder; the others exchange state with it, see
+    `canter.runs.ranks`.
     """
 
     def __init__(
@@ -165,15 +170,12 @@ class RunFolder:
         self.lock.__exit__(kind, error, traceback)
 
     def _record_end(self, ended_by: str | None, error: BaseException | None) -> None:
-        outcome: Outcome = "stopped"
-        if error is None:
-            if ended_by is not None:
-                outcome = "finished"
-            self.record.end(outcome, None, ended_by)
-        elif isinstance(error, KeyboardInterrupt | SystemExit):
-            self.record.end("stopped")
-        else:
+        if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
             self.record.end("failed", error)
+        elif error is None and ended_by is not None:
+            self.record.end("finished", ended_by=ended_by)
+        else:
+            self.record.end("stopped")
 
     # Resuming
 
@@ -190,6 +192,7 @@ class RunFolder:
             self._restore_checkpoint(state)
         else:
             self._check_untrained()
+            state.scatter(None)
             self._identity = self.record.identity or self._identity
         self.metrics.truncate_after(self._saved or 0)
         if self.settings is not None:
@@ -251,12 +254,9 @@ class RunFolder:
 
     def leftovers(self) -> list[str]:
         """Return the kinds of results, except checkpoints, that show that the run has trained."""
-        leftovers: list[str] = []
-        if self.metrics.path.is_file() and self.metrics.path.stat().st_size > 0:
-            leftovers.append("metrics")
-        if any((self.path / POLICIES).glob("*.safetensors")):
-            leftovers.append("policies")
-        return leftovers
+        has_metrics = self.metrics.path.is_file() and self.metrics.path.stat().st_size > 0
+        has_policies = any((self.path / POLICIES).glob("*.safetensors"))
+        return ["metrics"] * has_metrics + ["policies"] * has_policies
 
     # Training
 
@@ -281,6 +281,10 @@ class RunFolder:
 
         Raises NonFiniteParameters instead of writing a checkpoint or policy with NaN or infinity.
         """
+        self._save_due(state, final=final)
+        request_gather(False)
+
+    def _save_due(self, state: TrainState, *, final: bool) -> None:
         progress = state.run.progress()
         passed = self._passed_milestones(progress)
         is_milestone = passed > self._milestones
@@ -331,8 +335,12 @@ class RunFolder:
     def rescue(self, state: TrainState, tree: dict[str, Any], error: BaseException) -> str:
         """Save `tree`, the state before an error, and the traceback; return what was saved.
 
-        The counters in `state` are those of `tree`.
+        The counters in `state` are those of `tree`. All ranks call it together.
         """
+        saved = self._rescue(state, gather_ranks(tree, state.algorithm.policy.actor.state_dict()), error)
+        return distributed.broadcast_bytes(saved.encode()).decode()
+
+    def _rescue(self, state: TrainState, tree: dict[str, Any], error: BaseException) -> str:
         progress = state.run.progress()
         trace = self._write_traceback(error)
         self.policies.save_best()
@@ -368,13 +376,6 @@ class RunFolder:
         except OSError as failure:
             logger.error("%s could not be written (%s)", path, failure)
         return path
-
-
-def error_chain(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and its causes."""
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def refuse_links(path: Path) -> None:

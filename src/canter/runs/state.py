@@ -53,7 +53,9 @@ class TrainState:
         return {"algorithm": self.algorithm, "collector": self.collector, "run": self.run}
 
     def gather(self) -> dict[str, Any]:
-        """Return the state of all components, on rank 0 of all ranks; all ranks must call it."""
+        """Return the state of all components, on rank 0 of all ranks; the others call it when rank 0 requests it."""
+        if distributed.rank() == 0:
+            request_gather(True)
         own = {name: component.state_dict() for name, component in self.components().items()}
         return gather_ranks(own, self.algorithm.policy.actor.state_dict())
 
@@ -109,6 +111,11 @@ def gather_ranks(own: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     if distributed.rank() != 0:
         return own
     return own | {RANKS: [_unpack(data)["differs"] for data in of_ranks[1:]]}
+
+
+def request_gather(gather: bool) -> bool:
+    """Return rank 0's argument on every rank: whether all ranks gather their state now."""
+    return bool(distributed.broadcast_(torch.tensor(int(gather)))) if distributed.world_size() > 1 else gather
 
 
 def broadcast_tree(tree: dict[str, Any] | None, source: int = 0) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from canter.core.seeding import derive_seed
 from canter.core.specs import Env, EnvSpec, Step
 from canter.core.storage.validity import flatten, spec_from_plain, spec_to_plain
 from canter.core.struct import tree_copy_, tree_leaves, tree_map
-from canter.envs.failures import place_of, text_of
+from canter.envs.failures import error_chain, place_of, text_of
 from canter.nn.optimizer import Optimizer
 from canter.training.collector import Collector
 from canter.training.config import RunConfig
@@ -333,9 +333,8 @@ def _replay_env(
         try:
             collector.collect()
         except Exception as error:
-            cause: BaseException | None = error
-            while cause is not None and not isinstance(cause, NonFiniteFound | FloatingPointError):
-                cause = cause.__cause__
+            expected = (link for link in error_chain(error) if isinstance(link, NonFiniteFound | FloatingPointError))
+            cause = next(expected, None)
             if isinstance(cause, NonFiniteFound):
                 origin = trace.origin_of(cause.tensor)
                 if origin is None:

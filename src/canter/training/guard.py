@@ -28,9 +28,9 @@ from typing import Any, Self
 from canter.core import distributed
 from canter.core.specs import EnvFailed, EnvSpec
 from canter.core.struct import to_dicts
-from canter.envs.failures import EnvironmentFailed, place_of, text_of
-from canter.runs.ranks import DistributedRunFolder, NullRunFolder
-from canter.runs.run_folder import RunFolder, error_chain
+from canter.envs.failures import EnvironmentFailed, error_chain, place_of, text_of
+from canter.runs.ranks import NullRunFolder
+from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState, broadcast_tree
 from canter.training.black_box import spec_to_box
 from canter.training.episodes import NonFinite, NonFiniteElsewhere, NonFiniteUpdate
@@ -121,7 +121,7 @@ class Guard:
     state: TrainState
     progress: RunProgress
     rollback: Rollback
-    folder: RunFolder | DistributedRunFolder | NullRunFolder
+    folder: RunFolder | NullRunFolder
     spec: EnvSpec
     write_last_row: Callable[[], None]
     """Writes a row about the iterations that are not in the log yet; called before a rescue."""

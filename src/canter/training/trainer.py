@@ -24,7 +24,7 @@ from canter.core.struct import Metrics
 from canter.envs import closed_quietly, unused_settings
 from canter.envs.directory import directory_of
 from canter.envs.failures import HANG_WARNING_SECONDS
-from canter.runs.ranks import NullRunFolder, for_all_ranks
+from canter.runs.ranks import folder_of_rank
 from canter.runs.records import flatten
 from canter.runs.run_folder import RunFolder
 from canter.runs.state import TrainState
@@ -108,7 +108,7 @@ class Trainer:
                 resources.callback(watcher.close)
             if folder is not None:
                 folder.adopt(config)
-            self.folder = NullRunFolder() if folder is None else resources.enter_context(for_all_ranks(folder))
+            self.folder = resources.enter_context(folder_of_rank(folder))
             self._writers = resources.enter_context(Writers(writers))
             self.guard = Guard(self.state, self.progress, rollback, self.folder, self.env.spec, self.log_now)
             if not self.folder.restore(self.state):
