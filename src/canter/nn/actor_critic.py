@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -116,9 +117,9 @@ class ModelConfig:
             action = Continuous((low,) * action.dim, (high,) * action.dim)
         return make_distribution(action, self.distribution, self.bounds)
 
-    def build(self, spec: EnvSpec, *, trunk_value: bool = False) -> ActorCritic:
-        """Build the model; `trunk_value` adds a value head on the policy network."""
-        return ActorCritic(self, spec, trunk_value)
+    def build(self, spec: EnvSpec, *, trunk_value: bool = False, bonus_value: bool = False) -> ActorCritic:
+        """Build the model; `trunk_value` adds a value head on the policy network, `bonus_value` one on the critic's."""
+        return ActorCritic(self, spec, trunk_value, bonus_value)
 
     def build_policy(self, spec: EnvSpec) -> Policy:
         """Build the policy alone."""
@@ -180,7 +181,9 @@ class Critic(nn.Module):
 class ActorCritic(nn.Module):
     """An actor and a critic, with separate networks or on a shared trunk."""
 
-    def __init__(self, config: ModelConfig, spec: EnvSpec, trunk_value: bool = False) -> None:
+    def __init__(
+        self, config: ModelConfig, spec: EnvSpec, trunk_value: bool = False, bonus_value: bool = False
+    ) -> None:
         super().__init__()
         self.policy = config.build_policy(spec)
         self.actor = self.policy.actor
@@ -193,13 +196,8 @@ class ActorCritic(nn.Module):
         advantages."""
         if trunk_value:
             self.trunk_value = ValueHead(self.actor.network.features, config.policy.init, config.value_gain, None)
-        self.bonus_head: ValueHead | None = None
-        """Second head on the critic's features, for the values of a bonus reward; see
-        `add_bonus_head`."""
-
-    def add_bonus_head(self, config: ModelConfig) -> None:
-        """Add a critic head, with separate statistics, for the values of a bonus reward."""
-        self.bonus_head = config.build_value_head(self.critic.network)
+        self.bonus_head = config.build_value_head(network) if bonus_value else None
+        """Second head on the critic's features, with separate statistics, for the values of a bonus reward."""
 
     def values(self, obs: Obs, state: State, reset: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return normalised values `[L, B]` of the reward, and of the bonus if there is one."""
@@ -321,6 +319,12 @@ class Policy:
         if encoder is not None:
             array = encoder.encode(array)
         return (array[0] if single else array), state
+
+    def frozen_copy(self) -> Policy:
+        """Return a policy with copies of the weights and statistics, which are not trained."""
+        twin = copy.copy(self)
+        twin.actor = copy.deepcopy(self.actor).requires_grad_(False)
+        return twin
 
     def save(self, path: str | Path, **about: Any) -> None:
         """Write the policy to a file for `canter.load`; `about` are keywords of `save_policy`."""

@@ -5,7 +5,6 @@ Gradients are averaged over ranks in one exchange and clipped in one call.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
@@ -251,8 +250,7 @@ class AveragedPolicy:
     def __init__(self, policy: Policy, decay: float) -> None:
         self.source = policy
         self.decay = decay
-        self.policy = copy.copy(policy)
-        self.policy.actor = copy.deepcopy(policy.actor).requires_grad_(False)
+        self.policy = policy.frozen_copy()
         self.count = torch.zeros((), device=policy.spec.device)
 
     @torch.no_grad()

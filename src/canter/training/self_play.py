@@ -254,7 +254,7 @@ class SelfPlayEnv:
 
     def _prepare(self, policy: Policy) -> None:
         """Allocate the opponents; a loaded state has already chosen them."""
-        self._seats = [copy_policy(policy) for _ in range(self.config.num_opponents)]
+        self._seats = [policy.frozen_copy() for _ in range(self.config.num_opponents)]
         if not self._members:
             self._memory = policy.initial_state(self.spec.num_envs)
         self._fill_seats()
@@ -352,14 +352,3 @@ def seat_opponents(env: Env, config: SelfPlayConfig | None, seed: int) -> tuple[
     if isinstance(env, SelfPlayEnv):
         return env, env.adapt
     return env, lambda policy: {}
-
-
-def copy_policy(policy: Policy) -> Policy:
-    """Return a frozen copy of a policy."""
-    # Built, not deep-copied: the learner's parameters are views of one flat tensor, which would be
-    # copied too.
-    with torch.random.fork_rng(devices=[]):
-        twin = policy.config.build_policy(policy.spec)
-    twin.actor.to(policy.spec.device).requires_grad_(False)
-    twin.actor.load_state_dict(policy.actor.state_dict())
-    return twin

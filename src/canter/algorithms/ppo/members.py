@@ -74,16 +74,17 @@ def check_supported(config: PPOConfig, members: int, spec: EnvSpec) -> None:
     if not members:
         raise UserError("members: expected at least one")
     model = config.model
-    networks = {"policy": model.policy, "critic": model.critic or model.policy}
-    recurrent = [role for role, network in networks.items() if isinstance(network, NetworkConfig) and network.rnn]
-    own = [role for role, network in networks.items() if not isinstance(network, NetworkConfig)]
-    half = [role for role, network in networks.items() if getattr(network, "precision", "float32") != "float32"]
-    images = [name for name, group in spec.obs.items() if len(group.shape) > 1]
-    rules = [
-        (recurrent, f"model.{''.join(recurrent[:1])}.rnn: recurrent networks"),
-        (own, f"model.{''.join(own[:1])}: networks other than fully connected ones"),
-        (half, f"model.{''.join(half[:1])}.precision: other precisions than float32"),
-        (images, f"observation {''.join(images[:1])!r}: observations of several axes"),
+    unsupported: list[tuple[Any, str]] = []
+    for role, network in (("policy", model.policy), ("critic", model.critic or model.policy)):
+        standard = isinstance(network, NetworkConfig)
+        unsupported += [
+            (not standard, f"model.{role}: networks other than fully connected ones"),
+            (standard and network.rnn, f"model.{role}.rnn: recurrent networks"),
+            (standard and network.precision != "float32", f"model.{role}.precision: other precisions than float32"),
+        ]
+    for name, group in spec.obs.items():
+        unsupported.append((len(group.shape) > 1, f"observation {name!r}: observations of several axes"))
+    unsupported += [
         (isinstance(model.distribution_for(spec.action), Beta), "model.distribution=beta: beta policies"),
         (config.extensions, "extensions"),
         (config.central_value, "central_value"),
@@ -98,7 +99,7 @@ def check_supported(config: PPOConfig, members: int, spec: EnvSpec) -> None:
         (spec.num_agents > 1, "worlds of several agents"),
         (distributed.world_size() > 1, "several ranks"),
     ]
-    for holds, what in rules:
+    for holds, what in unsupported:
         if holds:
             raise UserError(f"a population does not support {what}; train the members as single runs")
     if spec.num_envs % members:

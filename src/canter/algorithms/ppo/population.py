@@ -291,8 +291,7 @@ class PopulationPPO(Algorithm[PPORecord]):
 
     def _policy_of(self, member: int) -> Policy:
         """Return the policy of a member; its tensors are views of the stacked ones."""
-        view = copy.copy(self.single.policy)
-        view.actor = copy.deepcopy(view.actor).requires_grad_(False)
+        view = self.single.policy.frozen_copy()
         for name, parameter in view.actor.named_parameters():
             parameter.data = self.parameters[f"model.actor.{name}"].detach()[member]
         for path, module in view.actor.named_modules():
@@ -347,24 +346,17 @@ class PopulationPPO(Algorithm[PPORecord]):
         }
 
 
-class MemberPolicies:
-    """The policies of all members, acting in environments `[P * N]`, for a player."""
+class MemberPolicies(Policy):
+    """The policies of all members as one, acting in environments `[P * N]`."""
 
     def __init__(self, population: PopulationPPO) -> None:
+        single = population.single.policy
+        super().__init__(single.actor, single.distribution, single.config, single.spec)
         self.population = population
 
-    def initial_state(self, num_envs: int) -> State:
-        """Return `()`: the policies are feed-forward."""
-        return ()
-
-    def act(
-        self, obs: Obs, state: State, reset: Tensor | None, *, deterministic: bool, generator: torch.Generator | None
-    ) -> tuple[Tensor, State]:
-        """Return actions `[P * N, ...]` for the environment, and the state `()`."""
-        distribution = self.population.distribution
-        params = self.population.params(obs)
-        action = distribution.mode(params) if deterministic else distribution.sample(params, generator)
-        return distribution.to_env(action), ()
+    def params(self, obs: Obs, state: State, reset: Tensor | None = None) -> tuple[Tensor, State]:
+        """Return distribution parameters `[P * N, ...]`, and the state `()`."""
+        return self.population.params(obs), ()
 
 
 def _stack(members: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

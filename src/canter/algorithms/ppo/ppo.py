@@ -92,9 +92,7 @@ class PPO(Algorithm[PPORecord]):
         with torch.random.fork_rng(devices=[spec.device] if spec.device.type == "cuda" else []):
             torch.manual_seed(seed)
             trunk_value = config.central_value is not None and config.central_value.actor_value
-            model = config.model.build(spec, trunk_value=trunk_value)
-            if config.bonus_value is not None:
-                model.add_bonus_head(config.model)
+            model = config.model.build(spec, trunk_value=trunk_value, bonus_value=config.bonus_value is not None)
             model.to(spec.device)
             with spec.device:  # where an extension makes its parameters, before it hands them to an optimiser
                 built = [extension.build(spec, model, self.extensions_rng) for extension in config.extensions]
