@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.core.plain import check_range
+from canter.functional.returns import discounted_return
 from canter.functional.statistics import moments, standardize, update_moments_
 
 
@@ -113,3 +114,16 @@ class IdentityNormalizer(nn.Module):
 
 
 AnyNormalizer = Normalizer | IdentityNormalizer
+
+
+def add_returns_(
+    statistics: Normalizer, running: Tensor, reward: Tensor, done: Tensor, valid: Tensor, gamma: float | Tensor
+) -> Tensor:
+    """Add the discounted returns so far, at each step of rewards `[T, N]`, to the statistics; return them.
+
+    `running` `[N]` are the returns before the first step, and are overwritten by those after the last.
+    """
+    returns, after = discounted_return(reward.double(), done, valid, running, gamma)
+    running.copy_(torch.where(torch.isfinite(after), after, 0.0))
+    statistics.update(returns, valid)
+    return returns

@@ -22,12 +22,11 @@ from canter.core.registry import UserError
 from canter.core.specs import EnvSpec
 from canter.core.struct import Obs, TensorStruct
 from canter.engines.autograd import LossGradients, LossOutput
-from canter.functional.returns import discounted_return
 from canter.functional.statistics import masked_mean, moments
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.mlp import MLP, Activation, init_layer
 from canter.nn.network import select_groups
-from canter.nn.normalizer import IdentityNormalizer, Normalizer
+from canter.nn.normalizer import IdentityNormalizer, Normalizer, add_returns_
 from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
 
@@ -176,9 +175,7 @@ class RND(Extension):
         if not self.config.normalize_bonus:
             return bonus
         never = torch.zeros_like(valid)
-        sums, after = discounted_return(bonus.double(), never, valid, self.running, self.config.bonus_gamma)
-        self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
-        self.bonus_statistics.update(sums, valid)
+        add_returns_(self.bonus_statistics, self.running, bonus, never, valid, self.config.bonus_gamma)
         statistics = self.bonus_statistics
         return bonus * torch.where(statistics.m2 > 0, statistics.inverse_scale, 1.0)
 

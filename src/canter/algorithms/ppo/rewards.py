@@ -20,9 +20,9 @@ from canter.core.data.rollout import Rollout
 from canter.core.plain import check_range
 from canter.core.registry import UserError
 from canter.core.specs import EnvSpec
-from canter.functional.returns import SQUASHES, TIME_SCALES, affine, discounted_return
+from canter.functional.returns import SQUASHES, TIME_SCALES, affine
 from canter.functional.statistics import moments
-from canter.nn.normalizer import Normalizer
+from canter.nn.normalizer import Normalizer, add_returns_
 
 Per = Literal["step", "time"]
 
@@ -127,9 +127,7 @@ class ReturnScaling(nn.Module):
         They are not scaled while all returns are equal.
         """
         gamma = discount(rollout, self.gamma, self.per)
-        returns, after = discounted_return(reward.double(), rollout.done, rollout.valid, self.running, gamma)
-        self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
-        self.statistics.update(returns, rollout.valid)
+        add_returns_(self.statistics, self.running, reward, rollout.done, rollout.valid, gamma)
         std = self.statistics.scale
         mean = self.statistics.shift
         constant = std <= torch.finfo(reward.dtype).eps * mean.abs()

@@ -23,8 +23,7 @@ from canter.core.specs import Continuous, EnvSpec
 from canter.core.struct import Metrics, Obs, State, TensorStruct, tree_map
 from canter.engines.choose import EngineName, choose
 from canter.engines.triton.kernels import load_kernels
-from canter.functional.returns import discounted_return
-from canter.nn.normalizer import Normalizer
+from canter.nn.normalizer import Normalizer, add_returns_
 
 if TYPE_CHECKING:
     from canter.algorithms.sac.config import SACConfig
@@ -290,10 +289,7 @@ class ReturnScale(nn.Module):
     @torch.no_grad()
     def update(self, rollout: Rollout[Any]) -> None:
         """Update the statistics with a rollout, once."""
-        reward = rollout.reward.double()
-        returns, after = discounted_return(reward, rollout.done, rollout.valid, self.running, self.gamma)
-        self.running.copy_(torch.where(torch.isfinite(after), after, 0.0))
-        self.statistics.update(returns, rollout.valid)
+        returns = add_returns_(self.statistics, self.running, rollout.reward, rollout.done, rollout.valid, self.gamma)
         amount = torch.where(rollout.valid & torch.isfinite(returns), returns.abs(), 0.0).amax()
         self.largest.copy_(torch.maximum(self.largest, distributed.max_(amount)))
 
