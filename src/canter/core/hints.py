@@ -19,9 +19,8 @@ SETTING_ALIASES: dict[str, str] = {
     "NetworkConfig.memory": "rnn",
     "NormalizerConfig.eps_on=deviation": "std",
 }
-"""Old names of settings: `"ConfigClass.old_field": "new_field"`. Old values, and old kinds of a
-registry, of settings: `"ConfigClass.field=old": "new"`. A subclass of `ConfigClass` inherits its
-aliases."""
+"""Old names of settings: `"ConfigClass.old_field": "new_field"`. Old values of settings:
+`"ConfigClass.field=old": "new"`. A subclass of `ConfigClass` inherits its aliases."""
 DEPRECATED: dict[str, str] = {}
 """Old public names, `"OldName": "NewName"`; `canter.OldName` warns once and is `canter.NewName`."""
 
@@ -43,14 +42,12 @@ def current_name(cls: type, name: Any, section: str) -> Any:
 
 
 def current_value(cls: type, field: str, value: Any, key: str) -> Any:
-    """Return the value of a setting, and warn if it was an old string or an old `kind`."""
-    word = value.get("kind") if isinstance(value, dict) else value
-    alias = _find(cls, f"{field}={word}") if isinstance(word, str) else None
+    """Return the current name of a value, and warn if `value` is an old one."""
+    alias = _find(cls, f"{field}={value}") if isinstance(value, str) else None
     if alias is None:
         return value
-    current = SETTING_ALIASES[alias]
-    _warn_once(alias, f"the value {word} of the setting {key} is now called {current}")
-    return value | {"kind": current} if isinstance(value, dict) else current
+    _warn_once(alias, f"the value {value} of the setting {key} is now called {SETTING_ALIASES[alias]}")
+    return SETTING_ALIASES[alias]
 
 
 def old_names(cls: type) -> dict[str, str]:

@@ -25,8 +25,8 @@ from torch import Tensor
 from canter.core.machine import describe_versions
 from canter.core.plain import ConfigError, from_plain, to_plain
 from canter.core.registry import UserError
-from canter.core.storage.files import Corrupt, read_untrusted, replace_file
-from canter.core.storage.tree import Malformed, parse_json, parse_tensors
+from canter.core.storage.files import Corrupt, Malformed, parse_json, read_untrusted, replace_file
+from canter.core.storage.tree import parse_tensors
 from canter.core.storage.validity import check_finite, spec_to_plain
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from pathlib import Path
 from typing import Any
 
 from canter.core.registry import UserError
-from canter.core.storage.files import Corrupt, read_untrusted, sync_folder, write_synced
+from canter.core.storage.files import Corrupt, Malformed, parse_json, read_untrusted, sync_folder, write_synced
 from canter.core.storage.lock import is_alive
-from canter.core.storage.tree import Malformed, decode, encode, parse_json
+from canter.core.storage.tree import decode, encode
 from canter.core.storage.validity import flatten
 
 SCHEMA = 1

@@ -11,8 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from canter.core.storage.files import Malformed as Malformed
-from canter.core.storage.files import parse_json as parse_json
+from canter.core.storage.files import Malformed, parse_json
 
 SCHEMA = 1
 """Version of the JSON document; `decode` refuses other versions."""
