@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor, nn
@@ -176,12 +177,9 @@ def _network_layers(name: str, network: Any, obs: Mapping[str, TensorSpec], pref
         return
     yield LayerSpec(name, "network", (standard, *_whole_network(network, f"{prefix}.")))
     yield from _input_layers(name, network, obs, prefix)
-    if network.rnn_first:
-        yield from _recurrent_layers(name, network.memory, f"{prefix}.rnn.")
-    if type(network.hidden) is MLP:
-        yield from _hidden_layers(name, network.hidden, f"{prefix}.")
-    if not network.rnn_first:
-        yield from _recurrent_layers(name, network.memory, f"{prefix}.rnn.")
+    recurrent = _recurrent_layers(name, network.memory, f"{prefix}.rnn.")
+    hidden = _hidden_layers(name, network.hidden, f"{prefix}.") if type(network.hidden) is MLP else iter(())
+    yield from chain(recurrent, hidden) if network.rnn_first else chain(hidden, recurrent)
 
 
 def _whole_network(network: Network, prefix: str) -> list[Feature]:
@@ -276,21 +274,14 @@ def _norm_feature(norm: Any, position: str, prefix: str) -> Feature:
     return Feature("layer norm", position, text)
 
 
+@dataclass
 class _HiddenLayer:
     """A linear layer and what follows it up to the next one."""
 
-    def __init__(self, linear: nn.Module) -> None:
-        self.linear = linear
-        self.norm: Any = None
-        self.norm_position = "before_activation"
-        self.activation: nn.Module | None = None
-
-    def features(self, prefix: str) -> tuple[Feature, ...]:
-        return (
-            _linear_feature(self.linear),
-            _norm_feature(self.norm, self.norm_position, prefix),
-            _setting("activation", self.activation_name, prefix),
-        )
+    linear: nn.Module
+    norm: Any = None
+    norm_position: str = "before_activation"
+    activation: nn.Module | None = None
 
     @property
     def activation_name(self) -> str:
@@ -319,7 +310,11 @@ def _split_layers(modules: Iterable[nn.Module], norms: tuple[type, ...]) -> list
 
 def _hidden_layers(name: str, hidden: MLP, prefix: str) -> Iterator[LayerSpec]:
     for layer in _split_layers(hidden, (nn.LayerNorm,)):
-        features = layer.features(prefix)
+        features = (
+            _linear_feature(layer.linear),
+            _norm_feature(layer.norm, layer.norm_position, prefix),
+            _setting("activation", layer.activation_name, prefix),
+        )
         yield LayerSpec(name, "hidden", features, layer.linear, layer.norm, layer.activation_name)
 
 
