@@ -286,11 +286,11 @@ def report_spec_for(kind: Any) -> ReportSpec:
     return report_spec_of(algorithms[kind]) if known else ReportSpec()
 
 
-Rule = tuple[Any, str, str]
+UnusedIf = tuple[Any, str, str]
 """A condition, the keys (separated by blanks) that have no effect if it holds, and the reason."""
 
 
-def unused_lines(config: Any, rules: Iterable[Rule], prefix: str = "") -> list[str]:
+def unused_lines(config: Any, rules: Iterable[UnusedIf], prefix: str = "") -> list[str]:
     """Return a line for each changed setting that has no effect; `prefix` is added to all keys."""
     return [
         f"algorithm.{path}={value} has no effect here: {reason}"

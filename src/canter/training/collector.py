@@ -90,7 +90,7 @@ class Collector:
         self.rollout = Rollout.allocate(
             algorithm.horizon, obs, algorithm.empty_record(), env.spec, self.state, algorithm.sequence_length
         )
-        self.rows = self.rollout.step_writers()
+        self.writers = self.rollout.step_writers()
         tree_copy_(self.rollout.obs_at(algorithm.horizon), obs)
         self.tracker = EpisodeTracker(algorithm.horizon, env.spec.num_envs, env.spec.device)
         self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
@@ -117,11 +117,11 @@ class Collector:
         state = self.state
         reset = self.rollout.reset[0]
         try:
-            for t, row in enumerate(self.rows):
+            for t, writer in enumerate(self.writers):
                 self.rollout.store_state(t, state, self.algorithm.sequence_length)
                 action, record, state = act(obs, state, reset)
                 self.clock.lap("policy")
-                obs = self._step(t, action, record, row)
+                obs = self._step(t, action, record, writer)
                 if self.algorithm.reads_reset:
                     reset = self.rollout.mark_resets(self.env.spec.final_obs, t)
         finally:
@@ -135,7 +135,7 @@ class Collector:
         self.clock.lap("policy")
         return self.rollout
 
-    def _step(self, t: int, action: Tensor, record: Any, row: StepWriter[Any]) -> Obs:
+    def _step(self, t: int, action: Tensor, record: Any, writer: StepWriter[Any]) -> Obs:
         """Step the environments and write the transition; return the next observations.
 
         An error is attributed to the environment and the step in which it failed.
@@ -146,7 +146,7 @@ class Collector:
             self.clock.lap("env")
             if t == 0 or self.steps_before == 0:
                 check_layout(step, self.env.spec)
-            obs = row.write(record, step)
+            obs = writer.write(record, step)
         except BaseException as error:
             if isinstance(error, INTERRUPTS):
                 raise

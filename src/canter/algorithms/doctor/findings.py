@@ -272,13 +272,13 @@ class Rules:
         It is silent before that fraction of the run, and if one of those properties of `Signals` is true.
         """
 
-        def add(look: Rule) -> Rule:
-            @wraps(look)
+        def add(function: Rule) -> Rule:
+            @wraps(function)
             def guarded(signals: Signals) -> Finding | None:
                 if signals.fraction < after or any(getattr(signals, name) for name in unless):
                     return None
-                finding = look(signals)
-                return finding and replace(finding, rule=look.__name__, title=finding.title or title)
+                finding = function(signals)
+                return finding and replace(finding, rule=function.__name__, title=finding.title or title)
 
             self.groups[group].append(guarded)
             return guarded

@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 import torch
 
-from canter.algorithms.base import Headline, ReportSpec, RolloutPlan, Rule, algorithms, symmetries_of, unused_lines
+from canter.algorithms.base import Headline, ReportSpec, RolloutPlan, UnusedIf, algorithms, symmetries_of, unused_lines
 from canter.algorithms.doctor.amp import AMP_RULES
 from canter.algorithms.doctor.ppo import PPO_RULES
 from canter.algorithms.extension import AnyExtensionConfig
@@ -258,7 +258,7 @@ def check_discount(gamma: float, spec: EnvSpec) -> None:
     warnings.warn(f"gamma=1: {reason}. This is fine only if every episode terminates by itself", stacklevel=3)
 
 
-def _loss_rules(config: PPOConfig, spec: EnvSpec) -> list[Rule]:
+def _loss_rules(config: PPOConfig, spec: EnvSpec) -> list[UnusedIf]:
     central = config.central_value
     bound = config.bound_loss
     networks = (config.model.policy, config.model.critic or config.model.policy)
@@ -293,7 +293,7 @@ def _loss_rules(config: PPOConfig, spec: EnvSpec) -> list[Rule]:
     ]
 
 
-def _model_rules(config: PPOConfig, spec: EnvSpec) -> list[Rule]:
+def _model_rules(config: PPOConfig, spec: EnvSpec) -> list[UnusedIf]:
     model = config.model
     action = spec.action
     distribution = model.distribution_for(action)
@@ -314,7 +314,7 @@ def _model_rules(config: PPOConfig, spec: EnvSpec) -> list[Rule]:
     ]
 
 
-def _network_rules(role: str, network: NetworkConfig, spec: EnvSpec) -> list[Rule]:
+def _network_rules(role: str, network: NetworkConfig, spec: EnvSpec) -> list[UnusedIf]:
     shapes = [group.shape for group in select_groups(network.obs_groups, spec.obs, role).values()]
     images = [shape for shape in shapes if len(shape) == 3]
     sequences = [shape for shape in shapes if len(shape) == 2]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from canter.algorithms.base import Headline, ReportSpec, RolloutPlan, Rule, algorithms, unused_lines
+from canter.algorithms.base import Headline, ReportSpec, RolloutPlan, UnusedIf, algorithms, unused_lines
 from canter.algorithms.doctor.sac import SAC_RULES
 from canter.algorithms.sac.sac import SAC
 from canter.core.data.replay import ReplayConfig
@@ -242,7 +242,7 @@ class SACConfig:
         target_keys = "temperature.target_entropy temperature.target_std temperature.optimizer"
         no_images = all(len(group.shape) != 3 for group in spec.obs.values())
         by_step = "updates_per_step sets the number of updates"
-        rules: list[Rule] = [
+        rules: list[UnusedIf] = [
             (self.updates_per_step is not None, "updates_per_transition", by_step),
             (not self.scale_rewards, "return_limit", "scale_rewards is off"),
             (critic.atoms == 1, "critic.support", "with critic.atoms=1 a critic predicts a mean, not a distribution"),
