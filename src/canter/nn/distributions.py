@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -106,13 +106,27 @@ def _to_interval(x: Tensor, low: Floats, high: Floats) -> Tensor:
     return (x * scale + centre).clamp(minimum, maximum)
 
 
-def _check_intervals(kind: str, low: Floats, high: Floats) -> None:
-    for index, (lo, hi) in enumerate(zip(low, high, strict=True)):
-        if not (math.isfinite(hi - lo) and lo < hi):
-            raise UserError(
-                f"{kind} needs finite bounds low < high, but action component {index} has low={lo}, high={hi}; "
-                "use kind='gaussian', or an environment with finite bounds for this component"
-            )
+@dataclass(frozen=True)
+class _Bounded:
+    """Independent components within low..high, with two parameters each."""
+
+    low: Floats
+    high: Floats
+    kind: ClassVar[str]
+    """Name of the distribution in settings."""
+
+    def __post_init__(self) -> None:
+        for index, (lo, hi) in enumerate(zip(self.low, self.high, strict=True)):
+            if not (math.isfinite(hi - lo) and lo < hi):
+                raise UserError(
+                    f"{self.kind} needs finite bounds low < high, but action component {index} has low={lo}, "
+                    f"high={hi}; use kind='gaussian', or an environment with finite bounds for this component"
+                )
+
+    @property
+    def param_dim(self) -> int:
+        """2A."""
+        return 2 * len(self.low)
 
 
 class _Gaussian:
@@ -191,7 +205,7 @@ class DiagGaussian(_Gaussian):
 
 
 @dataclass(frozen=True)
-class TanhGaussian(_Gaussian):
+class TanhGaussian(_Gaussian, _Bounded):
     """Normal components squashed into low..high; params = cat(mean, log_std) `[..., 2A]`.
 
     The stored action `[..., A]` is the value before squashing, which cannot be recovered from a
@@ -199,16 +213,7 @@ class TanhGaussian(_Gaussian):
     receives.
     """
 
-    low: Floats
-    high: Floats
-
-    def __post_init__(self) -> None:
-        _check_intervals("tanh_gaussian", self.low, self.high)
-
-    @property
-    def param_dim(self) -> int:
-        """2A."""
-        return 2 * len(self.low)
+    kind: ClassVar[str] = "tanh_gaussian"
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """Return the log-density of the environment's action."""
@@ -237,7 +242,7 @@ def _concentrations(params: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Beta:
+class Beta(_Bounded):
     """Independent beta components over low..high; params = cat(raw_alpha, raw_beta) `[..., 2A]`.
 
     alpha = 1 + softplus(raw_alpha), and likewise for beta, so that the density has one peak and is
@@ -245,16 +250,7 @@ class Beta:
     are those of the environment's action.
     """
 
-    low: Floats
-    high: Floats
-
-    def __post_init__(self) -> None:
-        _check_intervals("beta", self.low, self.high)
-
-    @property
-    def param_dim(self) -> int:
-        """2A."""
-        return 2 * len(self.low)
+    kind: ClassVar[str] = "beta"
 
     def sample(self, params: Tensor, generator: Generator | None = None) -> Tensor:
         """Return a beta variate."""
