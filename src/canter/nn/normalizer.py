@@ -48,13 +48,6 @@ class Normalizer(nn.Module):
     `forward` and the input of `inverse`.
     """
 
-    count: Tensor
-    mean: Tensor
-    m2: Tensor
-    shift: Tensor
-    scale: Tensor
-    inverse_scale: Tensor
-
     def __init__(
         self,
         shape: tuple[int, ...] = (),
@@ -69,14 +62,14 @@ class Normalizer(nn.Module):
         self.eps = eps
         self.eps_on_std = eps_on_std
         self.unbiased = unbiased
-        self.register_buffer("count", torch.tensor(prior_count, dtype=torch.float64))
-        self.register_buffer("mean", torch.zeros(shape, dtype=torch.float64))
-        self.register_buffer("m2", torch.full(shape, prior_count, dtype=torch.float64))
+        self.count = nn.Buffer(torch.tensor(prior_count, dtype=torch.float64))
+        self.mean = nn.Buffer(torch.zeros(shape, dtype=torch.float64))
+        self.m2 = nn.Buffer(torch.full(shape, prior_count, dtype=torch.float64))
         # float32 copies for the hot path.
         scale = 1.0 + eps if eps_on_std else math.sqrt(1.0 + eps)
-        self.register_buffer("shift", torch.zeros(shape))
-        self.register_buffer("scale", torch.full(shape, scale))
-        self.register_buffer("inverse_scale", torch.full(shape, 1.0 / scale))
+        self.shift = nn.Buffer(torch.zeros(shape))
+        self.scale = nn.Buffer(torch.full(shape, scale))
+        self.inverse_scale = nn.Buffer(torch.full(shape, 1.0 / scale))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `(x - mean) / std`, clipped; before the first update mean and std are 0 and 1."""

@@ -144,15 +144,13 @@ class StackedBatchNorm(StackedLayerNorm):
     Unlike torch's it does not start in training mode, so that acting never changes a policy.
     """
 
-    mean: Tensor
-    var: Tensor
     eps = 1e-5
     momentum = 0.01
 
     def __init__(self, members: int, width: int) -> None:
         super().__init__(members, width)
-        self.register_buffer("mean", torch.zeros(members, 1, width))
-        self.register_buffer("var", torch.ones(members, 1, width))
+        self.mean = nn.Buffer(torch.zeros(members, 1, width))
+        self.var = nn.Buffer(torch.ones(members, 1, width))
         self.train(False)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -285,8 +283,6 @@ class CriticConfig(StackConfig):
 class Critics(nn.Module):
     """Ensemble of action-value critics: a shared encoder, and one network per critic."""
 
-    support: Tensor
-
     def __init__(self, config: CriticConfig, spec: EnvSpec, action_dim: int) -> None:
         super().__init__()
         self.members = config.members
@@ -295,7 +291,7 @@ class Critics(nn.Module):
         self.encoder = config.encoder(spec.obs, "critic")
         self.stack = Stack(config, config.members, self.encoder.features + action_dim)
         self.head = StackedLinear(config.members, config.hidden[-1], config.atoms, config.init)
-        self.register_buffer("support", torch.linspace(*config.support, config.atoms))
+        self.support = nn.Buffer(torch.linspace(*config.support, config.atoms))
 
     def forward(self, obs: Obs, action: Tensor) -> Tensor:
         """Return values `[E, B]`, or logits `[E, B, K]`; actions are in -1..1."""
