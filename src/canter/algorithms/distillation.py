@@ -31,7 +31,7 @@ from canter.functional.statistics import masked_mean
 from canter.nn.actor_critic import ModelConfig, Policy
 from canter.nn.heads import StdConfig
 from canter.nn.network import AnyNetworkConfig, NetworkConfig
-from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.optimizer import Optimizer, OptimizerConfig
 from canter.nn.policy_loading import load_policy
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
 
@@ -208,8 +208,7 @@ class Distillation(Algorithm[DistillationRecord]):
         self.shuffle_rng = torch.Generator(spec.device).manual_seed(derive_seed(seed, "shuffle"))
         self.progress = torch.zeros((), device=spec.device)
         self.mixture = torch.tensor(config.mixture.initial, device=spec.device)
-        student = {"student": ParameterGroup(list(self.actor.parameters()), config.optimizer)}
-        optimizer = Optimizer(student, clip_jointly=True)
+        optimizer = Optimizer.single("student", self.actor.parameters(), config.optimizer)
         source = LossGradients(self.imitation_loss, optimizer)
         self.phase: Phase[DistillationBatch] = Phase(source, config.epochs, config.num_minibatches, self.shuffle_rng)
 

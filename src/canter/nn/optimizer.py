@@ -5,7 +5,7 @@ Gradients are averaged over ranks in one exchange and clipped in one call.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -111,6 +111,11 @@ class Optimizer:
         self.groups = groups
         self.clip_jointly = clip_jointly
         self.adams = [group.adam for group in groups.values()]
+
+    @staticmethod
+    def single(name: str, parameters: Iterable[nn.Parameter], config: OptimizerConfig) -> Optimizer:
+        """Return an optimizer of one group of parameters."""
+        return Optimizer({name: ParameterGroup(list(parameters), config)}, clip_jointly=True)
 
     @property
     def gradients(self) -> dict[Tensor, Tensor]:

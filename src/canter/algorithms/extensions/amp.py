@@ -31,7 +31,7 @@ from canter.functional.statistics import masked_mean, moments
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.mlp import MLP, Activation, Linear, init_layer
 from canter.nn.normalizer import IdentityNormalizer, Normalizer
-from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.optimizer import Optimizer, OptimizerConfig
 from canter.nn.schedules import AdaptiveKL, Constant
 
 CLIP = 5.0
@@ -183,10 +183,9 @@ class AMP(Extension):
         self.told = nn.Buffer(torch.zeros(2))
         """Mean style reward and pose error of the last rollout, for the log; the name is a key of
         checkpoints."""
-        groups = {
-            "discriminator": ParameterGroup([*self.trunk.parameters(), *self.logit.parameters()], config.optimizer)
-        }
-        source = LossGradients(self.discriminator_loss, Optimizer(groups, clip_jointly=True))
+        parameters = [*self.trunk.parameters(), *self.logit.parameters()]
+        optimizer = Optimizer.single("discriminator", parameters, config.optimizer)
+        source = LossGradients(self.discriminator_loss, optimizer)
         self.phase: Phase[AMPBatch] = Phase(source, 1, config.updates, generator, name="amp", draw=self.draw)
 
     def _load_clips(self, device: torch.device) -> None:

@@ -27,7 +27,7 @@ from canter.nn.actor_critic import ActorCritic
 from canter.nn.mlp import MLP, Activation, init_layer
 from canter.nn.network import select_groups
 from canter.nn.normalizer import IdentityNormalizer, Normalizer, add_returns_
-from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.optimizer import Optimizer, OptimizerConfig
 from canter.nn.schedules import AdaptiveKL, AnySchedule, Constant
 
 CLIP = 5.0
@@ -128,8 +128,8 @@ class RND(Extension):
         self.weight = nn.Buffer(torch.tensor(config.weight.initial))
         self.paid = nn.Buffer(torch.zeros(()))
         """Mean bonus of the last rollout."""
-        groups = {"predictor": ParameterGroup(list(self.predictor.parameters()), config.optimizer)}
-        source = LossGradients(self.prediction_loss, Optimizer(groups, clip_jointly=True))
+        optimizer = Optimizer.single("predictor", self.predictor.parameters(), config.optimizer)
+        source = LossGradients(self.prediction_loss, optimizer)
         self.phase: Phase[Samples] = Phase(
             source, config.epochs, config.num_minibatches, generator, name="rnd", num_envs=spec.num_envs, draw=self.draw
         )

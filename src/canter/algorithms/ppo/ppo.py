@@ -129,7 +129,7 @@ class PPO(Algorithm[PPORecord]):
         if (central := config.central_value) is not None:
             return {
                 "policy": Optimizer({"policy": ParameterGroup(policy, config.optimizer)}, jointly),
-                "central_value": Optimizer({"critic": ParameterGroup(critic, central.optimizer)}, clip_jointly=True),
+                "central_value": Optimizer.single("critic", critic, central.optimizer),
             }
         if jointly and config.critic_optimizer is None:
             groups = {"model": ParameterGroup(policy + critic, config.optimizer)}

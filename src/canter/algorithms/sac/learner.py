@@ -25,7 +25,7 @@ from canter.functional import losses as soft
 from canter.functional.statistics import masked_mean
 from canter.nn.actor_critic import Actor
 from canter.nn.describe import SACModel
-from canter.nn.optimizer import Optimizer, OptimizerConfig, ParameterGroup
+from canter.nn.optimizer import Optimizer
 from canter.nn.stack import Critics, batch_statistics, has_batch_norm
 
 if TYPE_CHECKING:
@@ -66,9 +66,9 @@ class SACLearner:
         # Observation statistics are not averaged: critics and target critics share them.
         self.target_critics.encoder.normalizers = critics.encoder.normalizers
         self.optimizers = {
-            "policy": _optimizer(actor, config.optimizer),
-            "critic": _optimizer(critics, config.critic_optimizer or config.optimizer),
-            "temperature": _optimizer(self.temperature, config.temperature.optimizer),
+            "policy": Optimizer.single("all", actor.parameters(), config.optimizer),
+            "critic": Optimizer.single("all", critics.parameters(), config.critic_optimizer or config.optimizer),
+            "temperature": Optimizer.single("all", self.temperature.parameters(), config.temperature.optimizer),
         }
         self.flat = self.optimizers["critic"].adams[0].flat
         """Parameters of the critics as one vector."""
@@ -269,10 +269,6 @@ class Temperature(nn.Module):
     def forward(self) -> Tensor:
         """Return the temperature `[1]`, without gradient."""
         return self.log.detach().exp()
-
-
-def _optimizer(module: nn.Module, config: OptimizerConfig) -> Optimizer:
-    return Optimizer({"all": ParameterGroup(list(module.parameters()), config)}, clip_jointly=True)
 
 
 def _both(obs: Obs, next_obs: Obs) -> Obs:
