@@ -59,7 +59,7 @@ def starting_at(schedule: AnySchedule, value: float) -> AnySchedule:
     return replace(described, start=value)
 
 
-def numbers_of(config: PPOConfig) -> dict[str, float]:
+def settings_of_member(config: PPOConfig) -> dict[str, float]:
     """Return the settings that the members may differ in, except the learning rate."""
     return {
         "entropy_coef": config.entropy_coef.initial,

@@ -23,7 +23,7 @@ from canter.algorithms.base import Algorithm, algorithms
 from canter.algorithms.phase import Phase
 from canter.algorithms.ppo.advantages import Discounted, ValueTargets
 from canter.algorithms.ppo.config import PPOConfig
-from canter.algorithms.ppo.members import MemberConfig, check_supported, numbers_of
+from canter.algorithms.ppo.members import MemberConfig, check_supported, settings_of_member
 from canter.algorithms.ppo.ppo import PPO
 from canter.algorithms.ppo.rewards import ReturnScaling
 from canter.core.data.rollout import Rollout
@@ -34,7 +34,6 @@ from canter.core.specs import Env, EnvSpec
 from canter.core.struct import Metrics, Obs, State, tree_copy_, tree_leaves, tree_map
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Coefs, PPOBatch, PPORecord, UpdateResult, Valued
-from canter.engines.choose import EngineName
 from canter.envs.tensor import TensorEnv
 from canter.functional.optimization import take_sequences
 from canter.nn.actor_critic import Policy
@@ -117,13 +116,13 @@ class PopulationPPO(Algorithm[PPORecord]):
         self.distribution = self.single.distribution
         self._stack_tensors()
         self.settings = {
-            name: torch.tensor([float(own[name]) for own in map(numbers_of, self.configs)], device=device)
-            for name in numbers_of(self.configs[0])
+            name: torch.tensor([float(own[name]) for own in map(settings_of_member, self.configs)], device=device)
+            for name in settings_of_member(self.configs[0])
         }
         """Settings `[P]` on the device: they may change during a run, also if it is captured."""
         entropy = [config.entropy_coef for config in self.configs]
         self.entropy_schedules = MemberSchedules(entropy, self.settings["entropy_coef"])
-        self.configured = tree_map(torch.clone, self.numbers)
+        self.configured = tree_map(torch.clone, self.live_settings)
         """The same and the learning rates, as the run's settings have them."""
         self.policy_kl = torch.zeros(self.size, device=device)
         self.running_return = torch.zeros(spec.num_envs, dtype=torch.float64, device=device)
@@ -155,11 +154,6 @@ class PopulationPPO(Algorithm[PPORecord]):
         self.optimizer = MemberOptimizer(parameters, [config.optimizer for config in self.configs])
         self.parameters = self.optimizer.parameters
 
-    def use_engine(self, name: EngineName) -> None:
-        """Accept the definition, which is the only engine of a population."""
-        if name not in ("auto", "autograd", "plain"):
-            raise UserError(f"execution.engine={name}: a population has no engines; use auto")
-
     def prepare_env(self, env: Env) -> None:
         """Give each member's environments their own random stream."""
         if not isinstance(env, TensorEnv):
@@ -176,7 +170,7 @@ class PopulationPPO(Algorithm[PPORecord]):
 
     # Computing for all members at once
 
-    def _each(self, function: Callable[..., Any], *trees: Any) -> Any:
+    def _for_each_member(self, function: Callable[..., Any], *trees: Any) -> Any:
         """Return `function(*trees)` of every member; tensors `[P, ...]` are `[...]` inside."""
         structure: Any = None
 
@@ -191,7 +185,7 @@ class PopulationPPO(Algorithm[PPORecord]):
             with plain_functions():
                 results = vmap(run)(self.parameters | self.buffers, self.settings, leaves)
         finally:
-            self._use_settings(numbers_of(self.configs[0]))
+            self._use_settings(settings_of_member(self.configs[0]))
         return _rebuild(structure, results)
 
     def _use_settings(self, settings: dict[str, Any]) -> None:
@@ -224,7 +218,9 @@ class PopulationPPO(Algorithm[PPORecord]):
 
     def params(self, obs: Obs) -> Tensor:
         """Return distribution parameters of all members, for observations `[P * N, ...]` of any N."""
-        return self._each(lambda own: self.single.acting.params(own, ())[0], self._by_member(obs)).flatten(0, 1)
+        return self._for_each_member(lambda own: self.single.acting.params(own, ())[0], self._by_member(obs)).flatten(
+            0, 1
+        )
 
     @torch.no_grad()
     def act(self, obs: Obs, state: State, reset: Tensor) -> tuple[Tensor, PPORecord, State]:
@@ -240,11 +236,11 @@ class PopulationPPO(Algorithm[PPORecord]):
         self.optimizer.schedule_(self.progress)
         self._count_episodes(rollout)
         parts = self._by_member(rollout, 1)
-        batch, targets, metrics = self._each(self._prepare, parts)
+        batch, targets, metrics = self._for_each_member(self._prepare, parts)
         result = self.phase.run(batch, kl=self.policy_kl)
         assert result.kl is not None
         self.policy_kl.copy_(result.kl)
-        self._each(self._finish, parts, targets)
+        self._for_each_member(self._finish, parts, targets)
         self.latest = metrics | result.metrics
         return {name: values.mean() for name, values in self.latest.items()}
 
@@ -273,7 +269,7 @@ class PopulationPPO(Algorithm[PPORecord]):
             output = engine.evaluate(take_sequences(samples, index), self.single.coefs)
             return output.loss, output.metrics, output.kl
 
-        loss, metrics, kl = self._each(loss_of, samples, index)
+        loss, metrics, kl = self._for_each_member(loss_of, samples, index)
         self.optimizer.backward(loss)
         return UpdateResult({name: value.detach() for name, value in metrics.items()}, kl.detach())
 
@@ -320,7 +316,7 @@ class PopulationPPO(Algorithm[PPORecord]):
         return {"members": self.size, "engine": "autograd, all members at once"}
 
     @property
-    def numbers(self) -> dict[str, Tensor]:
+    def live_settings(self) -> dict[str, Tensor]:
         """Settings `[P]` and learning rates; the tensors themselves."""
         return self.settings | {"learning_rate": self.optimizer.adam.learning_rate}
 
@@ -328,7 +324,7 @@ class PopulationPPO(Algorithm[PPORecord]):
         """Load a saved state; settings that the run's settings have changed since take effect."""
         configured = tree_map(torch.clone, self.configured)
         super().load_state_dict(state)
-        for name, value in self.numbers.items():
+        for name, value in self.live_settings.items():
             value.copy_(torch.where(configured[name] == self.configured[name], value, configured[name]))
         tree_copy_(self.configured, configured)
 
