@@ -88,7 +88,7 @@ def _flag_value(value: Any) -> str:
 class Signals:
     """Settings of a run and the rows of its log so far, oldest first.
 
-    `numbers` are the metrics of the first rows, by name, as far as they have been read; they are continued.
+    `numbers` caches the metrics of the first rows by name; columns that are read extend it.
     """
 
     def __init__(

@@ -21,7 +21,7 @@ LARGE_UPDATE = 1 << 14
 REST_LARGE = 2
 REST_SMALL = 5
 REST_GPU = 12
-"""Smallest numbers of iterations from look to look. Short iterations on a GPU take only a few times as long as it takes
+"""Least iterations from one look to the next. Short iterations on a GPU take only a few times as long as it takes
 to launch the kernels of a look."""
 MAX_ROWS = 4000
 """Rows of the log that are kept; beyond, older ones are thinned out."""

@@ -142,7 +142,7 @@ class SharedMemory:
 def share_memory(store: Store, largest: Callable[[float], float]) -> SharedMemory | None:
     """Return memory that all ranks share, or None on every rank.
 
-    It needs Linux, and all ranks on one machine.     `largest` returns the maximum over ranks;
+    It needs Linux, and all ranks on one machine. `largest` returns the maximum over ranks;
     `world.pin_cores` has put each rank's cores into the store. The file is removed once all ranks
     are connected, so it stays only if a rank is killed.
     """

@@ -156,9 +156,8 @@ def folder_mutex(folder: Path) -> Iterator[None]:
     """
     fd = os.open(folder / MUTEX, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
-        with contextlib.suppress(
-            OSError
-        ):  # some network file systems have no locks; creating the file is exclusive still
+        # Some network file systems have no locks; creating the file is exclusive still.
+        with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
         yield
     finally:
