@@ -193,7 +193,7 @@ class ForkedStepper(SyncStepper):
         calls = self.calls[group[0]] = SharedEnvCalls()
         answers: dict[str, Callable[[], Any]] = {
             "step": partial(self._step_group, group, self.actions),
-            "snapshot": partial(exact.snapshot_singles, self.env, group),
+            "snapshot": lambda: {number: exact.snapshot_single(self.env.envs[number]) for number in group},
             "names": lambda: sorted(self.info_names),
             "reset": partial(self._reset_group, group, calls),
             "close": partial(self._close_group, group, calls),

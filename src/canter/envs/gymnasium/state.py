@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from contextlib import suppress
+from functools import cache
 from typing import Any
 
 import gymnasium
@@ -43,6 +43,8 @@ _MUJOCO_DERIVED = (
 )
 _SCALAR = "numpy_scalar"
 _PLAIN = frozenset({type(None), bool, int, float, str})
+_DTYPES = "?bhilqBHILQefdFD"
+"""NumPy's codes of the dtypes that tensors have too."""
 
 
 class StateUnavailable(NotImplementedError):
@@ -50,32 +52,24 @@ class StateUnavailable(NotImplementedError):
 
 
 def snapshot(env: VectorEnv, in_forks: dict[int, dict[str, Any]] | None = None) -> dict[str, Any]:
-    """Return a copy of the exact state, quickly, as it is taken before every rollout.
+    """Return a copy of the exact state as plain data, quickly: it is taken before every rollout.
 
-    `as_tree` turns it into a state; there must be no `obstacle`. `in_forks` are the states by
-    number of environments that forked processes step, as `snapshot_singles` returns them there.
+    `as_tree` turns it into a state; there must be no `obstacle`. `in_forks` has the snapshots of
+    the environments that forked processes step, by number.
     """
     assert isinstance(env, SyncVectorEnv)
     known = in_forks or {}
     return {
         "fields": {name: _copied(getattr(env, name)) for name in _VECTOR_FIELDS},
         "action_rng": env.action_space.np_random.bit_generator.state,
-        "envs": [known.get(number) or _snapshot_single(single) for number, single in enumerate(env.envs)],
+        "envs": [known.get(number) or snapshot_single(single) for number, single in enumerate(env.envs)],
     }
 
 
-def snapshot_singles(env: SyncVectorEnv, numbers: list[int]) -> dict[int, dict[str, Any]]:
-    """Return the snapshots of some environments by number, as plain data for other processes."""
-    singles = {number: _snapshot_single(env.envs[number]) for number in numbers}
-    for single in singles.values():
-        single["attributes"] = {name: value for name, value in single["attributes"].items() if _is_plain(value)}
-    return singles
-
-
 def restore_singles(env: SyncVectorEnv, singles: dict[int, dict[str, Any]]) -> None:
-    """Restore environments to the states that `snapshot_singles` returned."""
+    """Restore environments to the states that `snapshot_single` returned, by number."""
     for number, single in singles.items():
-        _restore_single(env.envs[number], _single_as_tree(single))
+        _restore_single(env.envs[number], as_tree(single))
         env._env_obs[number] = map_parts(lambda rows, n=number: rows[n].copy(), env._observations)
 
 
@@ -90,16 +84,6 @@ def map_parts(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def as_tree(copied: dict[str, Any]) -> dict[str, Any]:
-    """Return the saveable state of a snapshot."""
-    singles = [_single_as_tree(single) for single in copied["envs"]]
-    return {"fields": _to_tree(copied["fields"]), "action_rng": _to_tree(copied["action_rng"]), "envs": singles}
-
-
-def _single_as_tree(copied: dict[str, Any]) -> dict[str, Any]:
-    return _to_tree({**copied, "attributes": {}}) | {"attributes": _plain_attributes(copied["attributes"])}
-
-
 def restore(env: VectorEnv, state: dict[str, Any]) -> None:
     """Continue from a saved state, bit for bit, in an environment with the same options."""
     reason = obstacle(env)
@@ -111,7 +95,7 @@ def restore(env: VectorEnv, state: dict[str, Any]) -> None:
     for name in _VECTOR_FIELDS:
         setattr(env, name, _from_tree(state["fields"][name]))
     # A reset of only some environments assembles the observations of all of them again.
-    env._env_obs = [_from_tree(_to_tree(row)) for row in iterate(env.observation_space, env._observations)]
+    env._env_obs = [_from_tree(as_tree(row)) for row in iterate(env.observation_space, env._observations)]
     env.action_space.np_random.bit_generator.state = _from_tree(state["action_rng"])
     for single, saved in zip(env.envs, state["envs"], strict=True):
         _restore_single(single, saved)
@@ -121,48 +105,72 @@ def obstacle(env: VectorEnv) -> str | None:
     """Return why the exact state of a vector environment is not known, or None if it is."""
     if type(env) is not SyncVectorEnv:
         return f"{type(env).__name__} is no SyncVectorEnv, whose environments can be looked into"
-    for single in env.envs:
-        wrappers, base = unwrap(single)
-        unknown = [type(wrapper).__name__ for wrapper in wrappers if _attributes(wrapper) is None]
-        if unknown:
-            return f"the wrapper {unknown[0]} may hold state; its class does not declare `state_attributes`"
-        declared = _declared(base)
-        if declared is None and not type(base).__module__.startswith((_CLASSIC, _MUJOCO)):
-            return (
-                f"{type(base).__name__} is neither one of Gymnasium's classic control or MuJoCo environments, nor does "
-                "its class declare `state_attributes`, the names of its attributes that change"
-            )
-        if (reason := _refusal(base, declared or ())) is not None:
-            return reason
-        if _is_mujoco(base) and not type(base.data).__module__.startswith("mujoco."):  # pyright: ignore[reportAttributeAccessIssue]
-            return f"{type(base).__name__} uses the old MuJoCo bindings"
+    try:
+        for single in env.envs:
+            snapshot_single(single)
+    except StateUnavailable as reason:
+        return str(reason)
     return None
 
 
-def _snapshot_single(env: gymnasium.Env) -> dict[str, Any]:
+def snapshot_single(env: gymnasium.Env) -> dict[str, Any]:
+    """Return a copy of the state of one environment and its wrappers, as plain data.
+
+    Raise StateUnavailable if it is not known.
+    """
     wrappers, base = unwrap(env)
-    declared = _declared(base)
-    if declared is None:
-        attributes = dict(vars(base))
-    else:
-        attributes = {name: getattr(base, name) for name in declared if hasattr(base, name)}
-        if (reason := _refusal(base, declared)) is not None:
-            raise StateUnavailable(reason)
-    for name, value in attributes.items():
-        if type(value) not in _PLAIN:
-            attributes[name] = _copied(value)
     state = {
-        "wrappers": [
-            [type(wrapper).__name__, {name: _copied(getattr(wrapper, name)) for name in _attributes(wrapper) or ()}]
-            for wrapper in wrappers
-        ],
+        "wrappers": [[type(wrapper).__name__, _copy_wrapper(wrapper)] for wrapper in wrappers],
         "class": type(base).__name__,
         "rng": base.np_random.bit_generator.state,
-        "attributes": attributes,
+        "attributes": _copy_attributes(base),
     }
     if _is_mujoco(base):
         state["physics"] = _capture_physics(base)
     return state
+
+
+def _copy_wrapper(wrapper: gymnasium.Wrapper) -> dict[str, Any]:
+    names = _declared(wrapper)
+    if names is None:
+        text = f"the wrapper {type(wrapper).__name__} may hold state"
+        raise StateUnavailable(f"{text}; its class does not declare `state_attributes`")
+    return _copy_declared(wrapper, names)
+
+
+def _copy_attributes(env: gymnasium.Env) -> dict[str, Any]:
+    name = type(env).__name__
+    declared = _declared(env)
+    if declared is not None:
+        if drawing := [key for key in declared if not _is_state(key)]:
+            raise StateUnavailable(f"{name}.state_attributes names {drawing[0]!r}, which is about drawing and no state")
+        return _copy_declared(env, declared)
+    if not type(env).__module__.startswith((_CLASSIC, _MUJOCO)):
+        raise StateUnavailable(
+            f"{name} is neither one of Gymnasium's classic control or MuJoCo environments, nor does its class declare "
+            "`state_attributes`, the names of its attributes that change"
+        )
+    copies = {}
+    for key, value in vars(env).items():
+        if _is_state(key):
+            try:
+                copies[key] = _copied(value)
+            except TypeError:
+                continue  # spaces, generators, windows and the simulation are saved separately, or not state
+    return copies
+
+
+def _copy_declared(part: gymnasium.Env, names: tuple[str, ...]) -> dict[str, Any]:
+    """Return copies of the attributes that are there already."""
+    present = {name: getattr(part, name) for name in names if hasattr(part, name)}
+    copies = {}
+    for name, value in present.items():
+        try:
+            copies[name] = _copied(value)
+        except TypeError:
+            text = f"{type(part).__name__}.state_attributes names {name!r}, a {type(value).__name__}"
+            raise StateUnavailable(f"{text}, and only plain data can be saved") from None
+    return copies
 
 
 def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
@@ -174,7 +182,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     if own != saved:
         raise UserError(f"the saved state is of {' in '.join(saved[::-1])}, not of {' in '.join(own[::-1])}")
     for wrapper, (_, attributes) in zip(wrappers, saved_wrappers, strict=True):
-        for name in _attributes(wrapper) or ():
+        for name in attributes.keys() & {*(_declared(wrapper) or ())}:
             setattr(wrapper, name, _from_tree(attributes[name]))
         if isinstance(wrapper, PassiveEnvChecker):
             # It checks the first steps of an environment, comparing each with the one before; this
@@ -186,7 +194,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     declared = _declared(base)
     for name, value in state["attributes"].items():
         undeclared = declared is not None and name not in declared
-        if undeclared or name.startswith((*_NOT_STATE, "__")):  # never saved by Canter
+        if undeclared or not _is_state(name):  # never saved by Canter
             raise UserError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
@@ -202,37 +210,16 @@ def unwrap(env: gymnasium.Env) -> tuple[list[gymnasium.Wrapper], gymnasium.Env]:
     return wrappers, env
 
 
-def _attributes(wrapper: gymnasium.Wrapper) -> tuple[str, ...] | None:
-    """Return the attributes in which a wrapper keeps its state, or None if unknown."""
-    return _WRAPPERS.get(type(wrapper), _declared(wrapper))
-
-
-def _declared(part: gymnasium.Env | gymnasium.Wrapper) -> tuple[str, ...] | None:
-    """Return the attributes that a class itself declares; a subclass may have more state."""
-    declared = type(part).__dict__.get("state_attributes")
+def _declared(part: gymnasium.Env) -> tuple[str, ...] | None:
+    """Return the attributes that a class itself declares as its state; a subclass may have more."""
+    declared = vars(type(part)).get("state_attributes", _WRAPPERS.get(type(part)))
     return (declared,) if isinstance(declared, str) else declared
 
 
-def _refusal(env: gymnasium.Env, declared: tuple[str, ...]) -> str | None:
-    """Return why declared attributes of an environment cannot be saved, or None if they can."""
-    for name in declared:
-        if name.startswith((*_NOT_STATE, "__")):
-            return f"{type(env).__name__}.state_attributes names {name!r}, which is about drawing and no state"
-        if not _is_plain(getattr(env, name, None)):
-            kind = type(getattr(env, name)).__name__
-            return f"{type(env).__name__}.state_attributes names {name!r}, a {kind}, and only plain data can be saved"
-    return None
-
-
-def _plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
-    plain = {}
-    for name, value in attributes.items():
-        # Spaces, generators, windows and the simulation are no plain data: saved separately, or not
-        # state.
-        with suppress(TypeError):
-            if not name.startswith(_NOT_STATE):
-                plain[name] = _to_tree(value)
-    return plain
+@cache
+def _is_state(name: str) -> bool:
+    """Return False for names of attributes about drawing and files."""
+    return not name.startswith(("__", *_NOT_STATE))
 
 
 def _is_mujoco(env: gymnasium.Env) -> bool:
@@ -245,6 +232,8 @@ def _capture_physics(env: Any) -> dict[str, np.ndarray]:
     The derived quantities belong to the last but one substep, and some rewards read a body's
     position from there: they are part of the state though MuJoCo would recompute them.
     """
+    if not type(env.data).__module__.startswith("mujoco."):
+        raise StateUnavailable(f"{type(env).__name__} uses the old MuJoCo bindings")
     mujoco = importlib.import_module("mujoco")
     kind = mujoco.mjtState.mjSTATE_INTEGRATION
     integrated = np.zeros(mujoco.mj_stateSize(env.model, kind))
@@ -268,34 +257,32 @@ def _restore_physics(env: Any, state: dict[str, Tensor]) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """Copy plain data and arrays; anything else stays as it is, for `_to_tree` to refuse."""
-    return map_parts(lambda part: part.copy() if isinstance(part, np.ndarray) else part, value)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, str) for key in value) and all(map(_is_plain, value.values()))
-    if isinstance(value, list | tuple):
-        return all(map(_is_plain, value))
-    return type(value) in _PLAIN or isinstance(value, np.ndarray | np.generic)
-
-
-def _to_tree(value: Any) -> Any:
-    """Convert plain data, arrays to tensors; NumPy's scalars keep their type for rounding."""
-    match value:
-        case np.ndarray():
-            return torch.from_numpy(np.array(value, order="C"))
-        case np.generic():
-            return {_SCALAR: torch.from_numpy(np.array(value))}
-        case None | bool() | int() | float() | str():
-            return value
-        case list():
-            return [_to_tree(item) for item in value]
-        case tuple():
-            return tuple(_to_tree(item) for item in value)
-        case dict() if all(isinstance(key, str) for key in value):
-            return {key: _to_tree(item) for key, item in value.items()}
+    """Return a copy of plain data; raise TypeError for anything else."""
+    if type(value) in _PLAIN:
+        return value
+    if isinstance(value, np.ndarray | np.generic) and value.dtype.char in _DTYPES:
+        return value.copy()
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {key: _copied(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    if isinstance(value, tuple):
+        return tuple([_copied(item) for item in value])
     raise TypeError(f"{type(value).__name__} is no plain data")
+
+
+def as_tree(copied: Any) -> Any:
+    """Return the saveable state of a snapshot: tensors for arrays; NumPy's scalars keep their type."""
+    match copied:
+        case np.ndarray():
+            return torch.from_numpy(np.array(copied, order="C"))
+        case np.generic():
+            return {_SCALAR: torch.from_numpy(np.array(copied))}
+        case list() | tuple():
+            return type(copied)(as_tree(item) for item in copied)
+        case dict():
+            return {key: as_tree(item) for key, item in copied.items()}
+    return copied
 
 
 def _from_tree(tree: Any) -> Any:
