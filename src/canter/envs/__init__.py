@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -77,24 +78,15 @@ for name, builder in {"gymnax": make_gymnax, "brax": make_brax, "playground": ma
     schemes.register(name)(builder)
 
 
-def find_builder(env_id: str) -> tuple[Builder, str]:
-    """Return the builder of an id's environments, and the name to pass to it."""
+def find_builder(env_id: str) -> partial[Env]:
+    """Return the builder of an id's environments, which takes all but the name."""
     scheme, colon, name = env_id.partition(":")
-    if not colon:
-        return make_gymnasium, env_id
-    if scheme in schemes:
-        return schemes[scheme], name
-    factory = find_factory(env_id, schemes)
+    if colon and scheme in schemes:
+        return partial(schemes[scheme], name)
+    factory = find_factory(env_id, schemes) if colon else None
     if factory is None:
-        return make_gymnasium, env_id
-    if not makes_a_batch(factory):
-        return make_gymnasium, registered_id(env_id, factory)
-
-    def imported(name: str, /, *, num_envs: int, device: str, **options: Any) -> Env:
-        check_options(factory, env_id, options)
-        return factory(num_envs=num_envs, device=device, **options)
-
-    return imported, name
+        return partial(make_gymnasium, env_id)
+    return partial(factory) if makes_a_batch(factory) else partial(make_gymnasium, registered_id(env_id, factory))
 
 
 def check_known(env_id: str) -> None:
@@ -193,7 +185,7 @@ class EnvConfig:
     @property
     def is_gymnasium(self) -> bool:
         """True if Gymnasium makes these environments one by one, so that each can render itself."""
-        return find_builder(self.id)[0] is schemes["gymnasium"]
+        return find_builder(self.id).func is make_gymnasium
 
     @property
     def keywords(self) -> dict[str, Any]:
@@ -212,7 +204,7 @@ class EnvConfig:
             raise
 
     def _make(self, device: str, num_envs: int) -> Env:
-        builder, name = find_builder(self.id)
+        builder = find_builder(self.id)
         parameters = parameters_of(builder)
         settings = {key: getattr(self, key) for key in (*GYMNASIUM_ONLY, "step_timeout") if key in parameters}
         if "wrappers" in parameters:
@@ -224,7 +216,7 @@ class EnvConfig:
         directory = EnvDirectory(self.id)
         try:
             with watched(self.step_timeout), directory.during("__init__() or reset()"):
-                env = builder(name, num_envs=num_envs, device=device, **settings, **self.keywords)
+                env = builder(num_envs=num_envs, device=device, **settings, **self.keywords)
             if isinstance(env, GymnasiumEnv):
                 env.spec = replace(env.spec, env_id=self.id)  # `module:name` for an imported class
             keep_directory(env, directory)
@@ -260,7 +252,7 @@ def unused_settings(config: EnvConfig, device: str) -> list[str]:
     """
     if config.id.startswith(f"{PYTHON}:"):
         return []  # the environment was made by the caller
-    parameters = parameters_of(find_builder(config.id)[0])
+    parameters = parameters_of(find_builder(config.id))
     defaults = EnvConfig(id=config.id)
     unused = []
     if config.id.startswith("mjlab:") and "capture" in config.options and not device.startswith("cuda"):

@@ -7,7 +7,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -99,44 +98,30 @@ def find_factory(env_id: str, schemes: Iterable[str]) -> Callable[..., Any] | No
     return factory
 
 
-@dataclass(frozen=True)
-class Source:
-    """A module that can be imported again."""
+def name_for_import(factory: Callable[..., Any]) -> tuple[str, str] | None:
+    """Return `module.path:name` of a class or function, and advice for the user; trust its module.
 
-    module: str
-    folder: str
-    """The folder that the module is found in."""
-    note: str
-    """Advice for the user."""
-
-
-def find_source(module: str) -> Source | None:
-    """Return the place of a module; None if it has no file, as in a notebook."""
-    found = sys.modules.get(module)
-    file = getattr(found, "__file__", None)
-    if file is None:
+    None if no module has it under a name, or if the module has no file, as in a notebook.
+    """
+    name = getattr(factory, "__qualname__", "")
+    module = getattr(factory, "__module__", "")
+    loaded = sys.modules.get(module)
+    file = getattr(loaded, "__file__", None)
+    if file is None or not name.isidentifier():
         return None
     path = Path(file).resolve()
     if module == "__main__":
-        spec = getattr(found, "__spec__", None)
+        spec = getattr(loaded, "__spec__", None)
         module = path.stem if spec is None else spec.name
-    if not all(part.isidentifier() for part in module.split(".")):
+    parts = module.split(".")
+    if not all(part.isidentifier() for part in parts):
         return None
-    depth = len(module.split(".")) - (path.name != "__init__.py")
+    depth = len(parts) - (path.name != "__init__.py")
+    allow_import(module, str(path.parents[depth]))
     note = ""
-    if found is sys.modules.get("__main__") and "__name__" not in path.read_text(errors="replace"):
+    if loaded is sys.modules.get("__main__") and "__name__" not in path.read_text(errors="replace"):
         note = f'Put canter.train(...) under `if __name__ == "__main__":`; other commands import {path.name}'
-    return Source(module, str(path.parents[depth]), note)
-
-
-def name_for_import(factory: Callable[..., Any]) -> tuple[str, Source] | None:
-    """Return `module.path:name` of a class or function and trust its module; None if no module has it under a name."""
-    name = getattr(factory, "__qualname__", "")
-    source = find_source(getattr(factory, "__module__", "")) if name.isidentifier() else None
-    if source is None:
-        return None
-    allow_import(source.module, source.folder)
-    return f"{source.module}:{name}", source
+    return f"{module}:{name}", note
 
 
 def find_object(name: str, setting: str) -> Callable[..., Any]:

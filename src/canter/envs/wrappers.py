@@ -14,7 +14,7 @@ from torch import Tensor
 
 from canter.core.registry import UserError, nearest
 from canter.core.specs import DeclaresCleanReset, Env, Step
-from canter.envs.imports import find_factory, parameters_of
+from canter.envs.imports import find_object, parameters_of
 
 OPTIONAL = (
     *("state_dict", "load_state_dict", "snapshot", "resumes"),
@@ -89,7 +89,4 @@ def _find(name: str) -> Callable[..., Any]:
             f"env.wrappers.{name}: Gymnasium has no wrapper of this name (one of yours is my_module:MyWrapper, with "
             f"--allow-import my_module), {nearest(name, gymnasium.wrappers.__all__)}"
         )
-    wrapper = find_factory(name, ())
-    if wrapper is None:
-        raise UserError(f"env.wrappers.{name}: that is an environment, not a wrapper")
-    return wrapper
+    return find_object(name, "env.wrappers")

@@ -88,9 +88,9 @@ def _task_of_factory(factory: Callable[..., Any]) -> Task:
         env_id = f"{PYTHON}:{name if name.isidentifier() else 'environment'}"
         register_factory(env_id, factory)
         return Task(env_id, note=UNNAMED)
-    env_id, source = found
+    env_id, note = found
     register_factory(env_id, factory)
-    return Task(env_id, note=source.note)
+    return Task(env_id, note=note)
 
 
 @dataclass(frozen=True)
