@@ -16,11 +16,10 @@ import gymnasium
 from gymnasium.envs.registration import load_env_creator
 
 from canter.core.registry import UserError
-from canter.envs.imports import find_factory
+from canter.envs import find_builder, make_tensor
+from canter.envs.gymnasium import make_gymnasium
 from canter.envs.tensor import tensor_envs
 
-OTHER_PACKAGES = ("envpool", "pettingzoo", "mjlab", "isaaclab", "maniskill", "gymnax", "brax", "playground")
-"""Schemes of environments whose source is that of another package."""
 INSTALLED = ("site-packages", "dist-packages")
 """Folders of installed packages, of which only the environment's own file is read."""
 
@@ -45,16 +44,13 @@ def source_fingerprint(env_id: str) -> str | None:
 
 
 def _find(env_id: str) -> Callable[..., Any] | None:
-    """Return the class or function that makes an environment; None for other schemes."""
-    scheme, colon, name = env_id.partition(":")
-    if scheme == "tensor":
-        return tensor_envs[name]
-    if colon and scheme in OTHER_PACKAGES:
-        return None
-    factory = find_factory(env_id, ()) if colon else None
-    if factory is not None:
-        return factory
-    registered = gymnasium.registry.get(env_id.rpartition(":")[2])
+    """Return the class or function that makes an environment; None if another package has it."""
+    builder = find_builder(env_id)
+    if builder.func is make_tensor:
+        return tensor_envs[builder.args[0]]
+    if builder.func is not make_gymnasium:
+        return None if builder.args else builder.func
+    registered = gymnasium.registry.get(builder.args[0].rpartition(":")[2])
     entry = None if registered is None else registered.entry_point or registered.vector_entry_point
     return load_env_creator(entry) if isinstance(entry, str) else entry
 
