@@ -66,42 +66,35 @@ class EnvCalls:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         """Add the number to an error."""
         self.thread = 0
-        _note_number(error, self.number)
+        number = self.number
+        if error is not None and number is not None:
+            note = EnvNote(f"in environment {number}")
+            note.number = number
+            with suppress(Exception):  # an error class may forbid attributes
+                error.add_note(note)
 
 
-class SharedEnvCalls:
-    """Calls as in `EnvCalls` in a forked process; its parent can read the number too."""
+class SharedEnvCalls(EnvCalls):
+    """Calls in a forked process, whose parent can read the number too; None outside of the block."""
 
     def __init__(self) -> None:
         self._number = memoryview(mmap.mmap(-1, 8)).cast("q")
-        self._number[0] = -1
+        super().__init__()
 
     @property
-    def number(self) -> int | None:
-        """Number of the environment that is being called, None if none is."""
+    def number(self) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Number of the environment that is being called."""
         number = self._number[0]
         return None if number < 0 else number
 
     @number.setter
-    def number(self, number: int) -> None:
-        self._number[0] = number
-
-    def __enter__(self) -> Self:
-        """Begin a group of calls."""
-        return self
+    def number(self, number: int | None) -> None:
+        self._number[0] = -1 if number is None else number
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        """Add the number to an error."""
-        _note_number(error, self.number)
-        self._number[0] = -1
-
-
-def _note_number(error: BaseException | None, number: int | None) -> None:
-    if error is not None and number is not None:
-        note = EnvNote(f"in environment {number}")
-        note.number = number
-        with suppress(Exception):  # an error class may forbid attributes
-            error.add_note(note)
+        """Add the number to an error, and remove it here."""
+        super().__exit__(kind, error, _)
+        self.number = None
 
 
 def env_number(error: BaseException) -> int | None:
