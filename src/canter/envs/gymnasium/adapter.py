@@ -103,7 +103,7 @@ class GymnasiumEnv:
         if type(env) is SyncVectorEnv:
             options: dict[str, Any] = {"groups": groups, "log_info": log_info}
             limits: dict[str, Any] = {"step_timeout": step_timeout, "close_timeout": close_timeout}
-            self._stepper = ForkedStepper(env, keys, **options, **limits) if forked else SyncStepper(env, **options)
+            self._stepper = ForkedStepper(env, **options, **limits) if forked else SyncStepper(env, **options)
         elif type(env) is AsyncVectorEnv:
             self._stepper = AsyncStepper(env, step_timeout, close_timeout)
         else:
@@ -117,10 +117,12 @@ class GymnasiumEnv:
             AutoresetMode.SAME_STEP: self._settle_same_step,
             AutoresetMode.DISABLED: self._settle_disabled,
         }[mode]
+        self._stepper.info_keys = (*keys, ACTION_MASK)
         self._mask_in_info = self._reader.add_mask(self._first_infos)
+        if not self._mask_in_info:
+            self._stepper.info_keys = keys
         self._infos = InfoMeans()
         self._logs_rows = log_info and not isinstance(self._stepper, SyncStepper)  # that one adds infos itself
-        self._stepper.info_keys = (*keys, *[ACTION_MASK] * self._mask_in_info)
         self.spec = EnvSpec(
             obs=self._reader.specs,
             action=self._action.spec,

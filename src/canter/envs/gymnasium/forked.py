@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
@@ -16,15 +16,14 @@ import numpy as np
 from gymnasium.vector import SyncVectorEnv
 from gymnasium.vector.utils import concatenate
 
-from canter.core.specs import ACTION_MASK, EnvFailed
-from canter.envs.contract import validate_reset
-from canter.envs.failures import SharedEnvCalls, Watchdog
+from canter.core.specs import EnvFailed
+from canter.envs.failures import EnvCalls, SharedEnvCalls, Watchdog
 from canter.envs.gymnasium import state as exact
 from canter.envs.gymnasium.fork import Fork, shared
 from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle
 from canter.envs.gymnasium.sync import SyncStepper, runs_foreign_code
-from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, merge_infos
+from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT
 
 logger = logging.getLogger(__name__)
 
@@ -45,18 +44,14 @@ class ForkedStepper(SyncStepper):
     def __init__(
         self,
         env: SyncVectorEnv,
-        info_keys: Iterable[str] = (),
         groups: int = 1,
         *,
         step_timeout: float = STEP_TIMEOUT,
         close_timeout: float = CLOSE_TIMEOUT,
         log_info: bool = False,
     ) -> None:
-        super().__init__(env, info_keys, groups, log_info=log_info)
+        super().__init__(env, groups, log_info=log_info)
         self.isolated = runs_foreign_code(env) and self.marks_ends
-        if self.isolated:
-            # Forks are made before the adapter knows whether resets return masks.
-            self.info_keys = (*self.info_keys, ACTION_MASK)
         self.own_groups = [] if self.isolated else self.groups[:1]
         """Groups that are stepped in this process: the first or none."""
         self.forks: list[Fork] = []
@@ -69,16 +64,6 @@ class ForkedStepper(SyncStepper):
         self._awaited: Fork | None = None
         """The fork whose answer is being waited for."""
         self._watchdog = Watchdog(step_timeout, self._kill_awaited)
-
-    def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments; without seeds their random streams continue."""
-        if self.isolated:
-            return self._reset_in_forks(seeds)
-        if seeds is None:
-            self.gather()
-        else:
-            self.forget()
-        return super().reset(seeds, mask)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state, bit for bit, in environments made with the same options."""
@@ -195,47 +180,42 @@ class ForkedStepper(SyncStepper):
             "step": partial(self._step_group, group, self.actions),
             "snapshot": lambda: {number: exact.snapshot_single(self.env.envs[number]) for number in group},
             "names": lambda: sorted(self.info_names),
-            "reset": partial(self._reset_group, group, calls),
+            "reset": partial(self._reset_in_fork, group, calls),
             "close": partial(self._close_group, group, calls),
         }
         if self.infos:
             answers["infos"] = self.infos[group[0]].take
         return answers, calls
 
-    def _reset_in_forks(self, seeds: list[int] | None) -> tuple[Any, dict[str, Any]]:
-        """Reset all environments in the forks; fork them first unless all are alive."""
-        if any(fork.cause_of_death for fork in self.forks):
+    def _reset_envs(self, seeds: list[int] | None, mask: np.ndarray | None) -> list[tuple[int, dict[str, Any]]]:
+        if self.isolated:
+            if any(fork.cause_of_death for fork in self.forks):
+                self.forget()
+            if not self.forks:
+                self._fork()
+            self.seeds[:] = NO_SEED if seeds is None else seeds
+            self._ask("reset")
+            return [item for fork in self.forks for item in self._result(fork)]
+        if seeds is None:
+            self.gather()
+        else:
             self.forget()
-        if not self.forks:
-            self._fork()
-        env = self.env
-        for flags in (env._terminations, env._truncations, env._autoreset_envs):
-            flags[:] = False
-        self.seeds[:] = NO_SEED if seeds is None else seeds
-        self._ask("reset")
-        noted = [item for fork in self.forks for item in self._result(fork)]
-        return env._observations, merge_infos(env, noted)
+        return super()._reset_envs(seeds, mask)
 
-    def _reset_group(self, group: list[int], calls: SharedEnvCalls) -> list[tuple[int, dict[str, Any]]]:
-        """Reset the environments of a group and return infos by number."""
-        space = self.env.single_observation_space
-        noted: list[tuple[int, dict[str, Any]]] = []
-        with calls:
-            for number in group:
-                calls.number = number
-                seed = None if self.seeds[number] == NO_SEED else int(self.seeds[number])
-                obs, info = validate_reset(self.env.envs[number].reset(seed=seed, options=None), space)
-                self.env._env_obs[number] = obs
-                concatenate(space, [obs], self._row(number))
-                if selected := self._select(info):
-                    noted.append((number, selected))
+    def _reset_in_fork(self, group: list[int], calls: EnvCalls) -> list[tuple[int, dict[str, Any]]]:
+        """Reset the environments of a group, write their observations and return infos by number."""
+        env = self.env
+        seeds = None if self.seeds[0] == NO_SEED else self.seeds.tolist()
+        noted = self._reset_group(group, seeds, None, calls)
+        for number in group:
+            concatenate(env.single_observation_space, [env._env_obs[number]], self._row(number))
         return noted
 
     def _row(self, number: int) -> Any:
         """Return the place of an environment's observation among those of all."""
         return map_parts(lambda rows: rows[number : number + 1], self.env._observations)
 
-    def _close_group(self, group: list[int], calls: SharedEnvCalls) -> None:
+    def _close_group(self, group: list[int], calls: EnvCalls) -> None:
         """Close the environments of a group."""
         with calls:
             for number in group:

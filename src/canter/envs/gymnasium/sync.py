@@ -22,7 +22,7 @@ from gymnasium.wrappers import OrderEnforcing, TimeLimit
 from canter.core import distributed
 from canter.core.registry import UserError
 from canter.envs.contract import to_numbers, validate_reset, validate_step
-from canter.envs.failures import STEPPING_THREADS, EnvCalls, SharedEnvCalls
+from canter.envs.failures import STEPPING_THREADS, EnvCalls
 from canter.envs.gymnasium import state as exact
 from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
@@ -49,16 +49,13 @@ class SyncStepper(Stepper):
 
     env: SyncVectorEnv
 
-    def __init__(
-        self, env: SyncVectorEnv, info_keys: Iterable[str] = (), groups: int = 1, *, log_info: bool = False
-    ) -> None:
+    def __init__(self, env: SyncVectorEnv, groups: int = 1, *, log_info: bool = False) -> None:
         super().__init__(env)
-        self.info_keys = tuple(info_keys)
         self.marks_ends = env.autoreset_mode is AutoresetMode.SAME_STEP
         self.resets_next = env.autoreset_mode is AutoresetMode.NEXT_STEP
         groups = min(groups, env.num_envs) if self.marks_ends else 1
         self.groups = [group.tolist() for group in np.array_split(np.arange(env.num_envs), groups)]
-        self.calls: dict[int, EnvCalls | SharedEnvCalls] = {group[0]: EnvCalls() for group in self.groups}
+        self.calls = {group[0]: EnvCalls() for group in self.groups}
         """Calls of each group, by the number of its first environment."""
         self.infos = {group[0]: InfoMeans() for group in self.groups} if log_info else {}
         """Means of the numbers in `info`, by the same number."""
@@ -102,17 +99,8 @@ class SyncStepper(Stepper):
         rows = slice(None) if mask is None else mask
         for flags in (env._terminations, env._truncations, env._autoreset_envs):
             flags[rows] = False
-        infos: dict[str, Any] = {}
-        calls = self.calls[0]
-        with calls:
-            for number in range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist():
-                calls.number = number
-                seed = None if seeds is None else seeds[number]
-                result = env.envs[number].reset(seed=seed, options=None if mask is None else {})
-                env._env_obs[number], info = validate_reset(result, env.single_observation_space)
-                infos = env._add_info(infos, info, number)
-        env._observations = concatenate(env.single_observation_space, env._env_obs, env._observations)
-        return env._observations, infos
+        noted = self._reset_envs(seeds, mask)
+        return env._observations, merge_infos(env, noted)
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """Copy the exact state quickly; the returned function makes a tree of the copy."""
@@ -144,6 +132,30 @@ class SyncStepper(Stepper):
         if not self.marks_ends or len(self.groups) > 1 or in_mujoco(self.env):
             return 0
         return distributed.cores() - 1 if fork_obstacle(self.env) is None else 0
+
+    def _reset_envs(self, seeds: list[int] | None, mask: np.ndarray | None) -> list[tuple[int, dict[str, Any]]]:
+        """Reset environments, write all observations and return infos by number."""
+        env = self.env
+        numbers = range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist()
+        noted = self._reset_group(numbers, seeds, None if mask is None else {}, self.calls[0])
+        env._observations = concatenate(env.single_observation_space, env._env_obs, env._observations)
+        return noted
+
+    def _reset_group(
+        self, group: Iterable[int], seeds: list[int] | None, options: dict[str, Any] | None, calls: EnvCalls
+    ) -> list[tuple[int, dict[str, Any]]]:
+        """Reset some environments and return infos by number."""
+        env = self.env
+        noted: list[tuple[int, dict[str, Any]]] = []
+        with calls:
+            for number in group:
+                calls.number = number
+                seed = None if seeds is None else seeds[number]
+                result = env.envs[number].reset(seed=seed, options=options)
+                env._env_obs[number], info = validate_reset(result, env.single_observation_space)
+                if selected := self._select(info):
+                    noted.append((number, selected))
+        return noted
 
     def _copy_state(self) -> dict[str, Any]:
         """Copy the exact state of all environments."""
