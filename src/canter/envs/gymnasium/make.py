@@ -20,7 +20,7 @@ from canter.core.registry import UserError, nearest
 from canter.envs.gymnasium.adapter import Autoreset, GymnasiumEnv
 from canter.envs.gymnasium.sync import choose_groups
 from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, parse_mode
-from canter.envs.gymnasium.workers import ClosesQuietly, run_worker
+from canter.envs.gymnasium.workers import WorkerEnv, run_worker
 from canter.envs.spaces import TupleActions
 
 Vectorization = Literal["auto", "sync", "threads", "forked", "async", "vector_entry_point"]
@@ -71,7 +71,7 @@ def make_gymnasium(
         vector_kwargs["autoreset_mode"] = mode
         around.append(TupleActions.if_needed)
         if vectorization == "async":
-            around.append(ClosesQuietly)
+            around.append(WorkerEnv)
             vector_kwargs.setdefault("worker", partial(run_worker, making=partial(_quiet_mujoco, env_id)))
         if str(registered and registered.entry_point).startswith("gymnasium.envs."):
             # Its checks are for environments that nobody has checked yet; the wrapper around every

@@ -95,7 +95,10 @@ class VectorStepper(Stepper):
         super().__init__(env)
         base = env.unwrapped
         if isinstance(base, SyncVectorEnv):
-            base.envs = [NumberedEnv.once(single, number) for number, single in enumerate(base.envs)]
+            base.envs = [
+                single if isinstance(single, NumberedEnv) else NumberedEnv(single, number)  # by an earlier adapter
+                for number, single in enumerate(base.envs)
+            ]
         self.takes_many_seeds = isinstance(base, SyncVectorEnv | AsyncVectorEnv)
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
@@ -128,11 +131,6 @@ class NumberedEnv(gymnasium.Wrapper):
     def __init__(self, env: gymnasium.Env, number: int) -> None:
         super().__init__(env)
         self.calls = EnvCalls(number)
-
-    @staticmethod
-    def once(env: gymnasium.Env, number: int) -> gymnasium.Env:
-        """Return the environment with its number, which an earlier adapter may have given to it."""
-        return env if isinstance(env, NumberedEnv) else NumberedEnv(env, number)
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment and check what it returns."""

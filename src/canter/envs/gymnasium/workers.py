@@ -29,7 +29,10 @@ from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
 
 
 class WorkerEnv(gymnasium.Wrapper):
-    """The environment of a worker: checked, with errors as `EnvFailed`, which pickles."""
+    """The environment of a worker: checked, with errors as `EnvFailed`, which pickles.
+
+    Errors of `close` are ignored; Gymnasium also closes one that it makes to read its spaces.
+    """
 
     def reset(self, **kwargs: Any) -> Any:
         """Reset the environment and check what it returns."""
@@ -43,10 +46,6 @@ class WorkerEnv(gymnasium.Wrapper):
             obs, reward, terminated, truncated, info = result
             # A copy: the reset of the same step may write to the same array.
             return deepcopy(obs) if terminated or truncated else obs, reward, terminated, truncated, info
-
-
-class ClosesQuietly(gymnasium.Wrapper):
-    """Ignores errors in `close` of the environment that Gymnasium makes to read its spaces."""
 
     def close(self) -> None:
         """Close the environment."""
@@ -75,15 +74,15 @@ def run_worker(
     *rest: Any,
     making: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> None:
-    """Run Gymnasium's worker loop in a process, around an environment whose errors can be pickled.
+    """Run Gymnasium's worker loop in a process, which sends an error if it cannot make its environment.
 
-    The environment is made in the context that `making` returns.
+    The environment, a `WorkerEnv`, is made in the context that `making` returns.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which finishes the iteration first
 
     def make() -> gymnasium.Env:
         with making():
-            return WorkerEnv(env_fn())
+            return env_fn()
 
     try:
         _async_worker(index, make, pipe, parent_pipe, memory, errors, *rest)
