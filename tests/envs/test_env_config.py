@@ -109,7 +109,7 @@ CHANGES = {
 }
 REST = {"num_envs": USED, "vectorization": UNUSED, "autoreset": UNUSED, "finite_horizon": USED, "reset_steps": USED}
 REST |= {"step_timeout": USED, "close_timeout": UNUSED, "log_info": UNUSED}
-REST |= {"wrappers": "env.wrappers .* go around Gymnasium's environments, and .* is none"}
+REST |= {"wrappers": "env.wrappers .* wrap Gymnasium's environments only, and .* is not one"}
 GYMNASIUM = {
     "wrappers": USED,
     "log_info": USED,
@@ -191,7 +191,7 @@ def test_no_setting_is_silently_without_effect(kinds, env_id, field):
 
 @pytest.mark.parametrize("name", ["num_envs", "device", "vectorization", "autoreset"])
 def test_an_option_that_is_a_separate_setting_is_refused(name):
-    message = rf"env.options.{name}='x' is no option of tensor:null; set (env.)?{name} instead"
+    message = rf"env.options.{name}='x' is not an option of tensor:null; set (env.)?{name} instead"
     with pytest.raises(ValueError, match=message):
         EnvConfig(id="tensor:null", options={name: "x"}).build("cpu")
 

@@ -180,7 +180,7 @@ def test_a_subclass_does_not_inherit_the_promise():
 
 @pytest.mark.parametrize(
     ("attributes", "reason"),
-    [(("place", "log"), "names 'log', a deque, and only plain data"), (("render_mode",), "is about drawing")],
+    [(("place", "log"), "names 'log', a deque, and only plain data"), (("render_mode",), "is for drawing")],
 )
 def test_an_attribute_that_cannot_be_saved_is_refused_by_name(attributes, reason):
     class Odd(Walk):
@@ -201,7 +201,7 @@ def test_only_declared_attributes_are_set():
     env.reset(seed=0)
     state = capture(env)
     state["envs"][0]["attributes"]["observation_space"] = 1
-    with pytest.raises(UserError, match="sets 'observation_space' of Walk, which is no state"):
+    with pytest.raises(UserError, match="sets 'observation_space' of Walk, which is not part of its state"):
         restore(env, state)
 
 

@@ -74,7 +74,7 @@ def test_a_task_in_which_no_time_passes_is_refused():
 def test_a_duration_that_is_no_number_is_refused():
     env = GymnasiumEnv(timed(duration=None), info_keys="duration")
     env.reset()
-    with pytest.raises(ContractBroken, match=r"every step must have; info\['duration'\] is no number"):
+    with pytest.raises(ContractBroken, match=r"every step must have; info\['duration'\] is not a number"):
         env.step(torch.zeros(2, dtype=torch.int64))
 
 

@@ -68,7 +68,7 @@ def test_a_wrapper_of_ones_own_is_used_once_its_import_is_allowed(tmp_path, monk
 
 
 def test_other_environments_have_no_wrappers():
-    with pytest.raises(ValueError, match=r"env\.wrappers \(FlattenObservation\) go around Gymnasium's environments"):
+    with pytest.raises(ValueError, match=r"env\.wrappers \(FlattenObservation\) wrap Gymnasium's environments only"):
         EnvConfig(id="tensor:cartpole", wrappers={"FlattenObservation": None}).build("cpu")
 
 

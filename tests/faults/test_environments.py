@@ -166,7 +166,7 @@ def test_a_hanging_step_in_the_same_process_is_named(tmp_path):
         assert run.stderr is not None
         line = next(line for line in run.stderr if "waiting" in line)
         run.kill()
-    assert re.search(r"waiting for environment 0, in hang \(\S+misbehaving\.py:\d+\), which has not come back", line)
+    assert re.search(r"waiting for environment 0, in hang \(\S+misbehaving\.py:\d+\), which has not returned", line)
 
 
 MOVES = """

@@ -117,7 +117,7 @@ def test_an_environment_without_state_starts_new_episodes_and_says_so(tmp_path, 
 
 def test_the_environments_reason_is_kept(tmp_path):
     run = Training(lambda: make_gymnasium("CartPole-v1", 2, vectorization="vector_entry_point"))
-    assert "is no SyncVectorEnv" in run.collector.state_dict()["episodes_restart"]
+    assert "is not a SyncVectorEnv" in run.collector.state_dict()["episodes_restart"]
 
 
 class Curriculum(Forgetful):

@@ -105,7 +105,7 @@ def check_options(builder: Callable[..., Any], env_id: str, options: Mapping[str
     for name, value in options.items():
         if name in SETTINGS:
             setting = "device" if name == "device" else f"env.{name}"
-            raise UserError(f"env.options.{name}={value!r} is no option of {env_id}; set {setting} instead")
+            raise UserError(f"env.options.{name}={value!r} is not an option of {env_id}; set {setting} instead")
         if not takes_any and name not in parameters:
             limit = " (nor env.reset_steps, which sets it)" if name == "max_episode_steps" else ""
             known = nearest(name, parameters.keys() - SETTINGS)
@@ -211,7 +211,7 @@ class EnvConfig:
             settings["wrappers"] = make_wrappers(self.wrappers)
         elif self.wrappers:
             names = ", ".join(self.wrappers)
-            raise UserError(f"env.wrappers ({names}) go around Gymnasium's environments, and {self.id} is none")
+            raise UserError(f"env.wrappers ({names}) wrap Gymnasium's environments only, and {self.id} is not one")
         check_options(builder, self.id, self.keywords)
         directory = EnvDirectory(self.id)
         try:
@@ -241,7 +241,7 @@ def closed_quietly(env: AnyEnv) -> Iterator[AnyEnv]:
         except BaseException as error:
             if isinstance(error, INTERRUPTS):
                 raise
-            _log.warning("the environment's close() raised %s; nothing is lost by it", format_error(error))
+            _log.warning("the environment's close() raised %s; no data was lost", format_error(error))
 
 
 def unused_settings(config: EnvConfig, device: str) -> list[str]:

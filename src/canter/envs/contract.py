@@ -161,7 +161,7 @@ def _check_space(call: str, obs: Any, space: Space, name: str = "an observation"
     try:
         array = np.asarray(obs)
     except ValueError as error:  # a list of lists of different lengths
-        raise ContractBroken(f"{call}() returned {name} that is no array: {error}") from error
+        raise ContractBroken(f"{call}() returned {name} that is not an array: {error}") from error
     shape = space.shape or ()
     dtype = np.dtype(space.dtype)
     problem = None

@@ -256,7 +256,7 @@ def locate_hang(thread: int) -> str:
 
 def warn_of_hanging(thread: int, seconds: float) -> None:
     """Log which environment has not returned from its call."""
-    _log.warning("waiting for %s, which has not come back for %.0f s", locate_hang(thread), seconds)
+    _log.warning("waiting for %s, which has not returned for %.0f s", locate_hang(thread), seconds)
 
 
 @contextmanager

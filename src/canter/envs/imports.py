@@ -129,8 +129,8 @@ def find_object(name: str, setting: str) -> Callable[..., Any]:
     module, _, attribute = name.partition(":")
     if module == PYTHON:
         raise UserError(
-            f"{setting}={name!r}: it existed only in the program that trained it. Put it into a module of its own, "
-            "under a name"
+            f"{setting}={name!r}: it existed only in the program that trained it. Put it into a module and name it: "
+            "my_module:NAME with --allow-import my_module"
         )
     if not attribute or not is_allowed(module):
         expected = f"add --allow-import {module.partition('.')[0]}" if attribute else "expected my_module:MyModule"

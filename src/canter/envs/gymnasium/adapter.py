@@ -92,7 +92,7 @@ class GymnasiumEnv:
     ) -> None:
         if not isinstance(env, VectorEnv):
             raise TypeError(
-                f"{env} is no gymnasium.vector.VectorEnv; wrap a function that makes it in gymnasium.vector."
+                f"{env} is not a gymnasium.vector.VectorEnv; wrap a function that makes it in gymnasium.vector."
                 "SyncVectorEnv([make_it]), or use make_gymnasium with its id"
             )
         keys = parse_info_keys(info_keys)
@@ -250,7 +250,7 @@ class GymnasiumEnv:
         """Return the entries of info there are, for a message about one that is missing."""
         names = sorted(self._stepper.seen_info() - {"final_obs", "final_info"})
         if key in names:
-            return f"info[{key!r}] is no number"
+            return f"info[{key!r}] is not a number"
         return f"info has {', '.join(names)}: {nearest(key, names)}" if names else "info was empty"
 
     def _add_infos(self, info: dict[str, Any], done: np.ndarray) -> None:

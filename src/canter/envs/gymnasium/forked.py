@@ -122,12 +122,12 @@ class ForkedStepper(SyncStepper):
             self._fork()
         self.actions[...] = actions
         self._ask("step")
-        noted: list[tuple[int, dict[str, Any]]] = []
+        env_infos: list[tuple[int, dict[str, Any]]] = []
         for group in self.own_groups:
-            noted += self._step_group(group, actions)
+            env_infos += self._step_group(group, actions)
         for fork in self.forks:
-            noted += self._result(fork)
-        return noted
+            env_infos += self._result(fork)
+        return env_infos
 
     def _copy_state(self) -> dict[str, Any]:
         return exact.snapshot(self.env, self._fork_states())
@@ -206,10 +206,10 @@ class ForkedStepper(SyncStepper):
         """Reset the environments of a group, write their observations and return infos by number."""
         env = self.env
         seeds = None if self.seeds[0] == NO_SEED else self.seeds.tolist()
-        noted = self._reset_group(group, seeds, None, calls)
+        env_infos = self._reset_group(group, seeds, None, calls)
         for number in group:
             concatenate(env.single_observation_space, [env._env_obs[number]], self._row(number))
-        return noted
+        return env_infos
 
     def _row(self, number: int) -> Any:
         """Return the place of an environment's observation among those of all."""
@@ -234,7 +234,7 @@ class ForkedStepper(SyncStepper):
                 fork.ask("close")
         failures = [failure for fork in running if (failure := self._finish(fork, until)) is not None]
         for failure in failures:
-            logger.warning("environment %s: %s; nothing is lost by it", failure.row, failure)
+            logger.warning("environment %s: %s; no data was lost", failure.row, failure)
         return not failures and not any(fork.cause_of_death for fork in self.forks)
 
     def _finish(self, fork: Fork, until: float) -> EnvFailed | None:

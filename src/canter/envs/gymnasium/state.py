@@ -104,7 +104,7 @@ def restore(env: VectorEnv, state: dict[str, Any]) -> None:
 def obstacle(env: VectorEnv) -> str | None:
     """Return why the exact state of a vector environment is not known, or None if it is."""
     if type(env) is not SyncVectorEnv:
-        return f"{type(env).__name__} is no SyncVectorEnv, whose environments can be looked into"
+        return f"{type(env).__name__} is not a SyncVectorEnv, so its environments cannot be inspected"
     try:
         for single in env.envs:
             snapshot_single(single)
@@ -143,7 +143,9 @@ def _copy_attributes(env: gymnasium.Env) -> dict[str, Any]:
     declared = _declared(env)
     if declared is not None:
         if drawing := [key for key in declared if not _is_state(key)]:
-            raise StateUnavailable(f"{name}.state_attributes names {drawing[0]!r}, which is about drawing and no state")
+            raise StateUnavailable(
+                f"{name}.state_attributes names {drawing[0]!r}, which is for drawing and not part of its state"
+            )
         return _copy_declared(env, declared)
     if not type(env).__module__.startswith((_CLASSIC, _MUJOCO)):
         raise StateUnavailable(
@@ -156,7 +158,7 @@ def _copy_attributes(env: gymnasium.Env) -> dict[str, Any]:
             try:
                 copies[key] = _copied(value)
             except TypeError:
-                continue  # spaces, generators, windows and the simulation are saved separately, or not state
+                continue  # spaces, generators, windows and the simulation are saved separately, or are not state
     return copies
 
 
@@ -195,7 +197,7 @@ def _restore_single(env: gymnasium.Env, state: dict[str, Any]) -> None:
     for name, value in state["attributes"].items():
         undeclared = declared is not None and name not in declared
         if undeclared or not _is_state(name):  # never saved by Canter
-            raise UserError(f"the saved state sets {name!r} of {type(base).__name__}, which is no state")
+            raise UserError(f"the saved state sets {name!r} of {type(base).__name__}, which is not part of its state")
         setattr(base, name, _from_tree(value))
     if _is_mujoco(base):
         _restore_physics(base, state["physics"])
@@ -268,7 +270,7 @@ def _copied(value: Any) -> Any:
         return [_copied(item) for item in value]
     if isinstance(value, tuple):
         return tuple([_copied(item) for item in value])
-    raise TypeError(f"{type(value).__name__} is no plain data")
+    raise TypeError(f"{type(value).__name__} is not plain data")
 
 
 def as_tree(copied: Any) -> Any:

@@ -70,28 +70,28 @@ class SyncStepper(Stepper):
         later."""
 
     @cached_property
-    def stepped(self) -> list[tuple[Any, Any]]:
+    def step_targets(self) -> list[tuple[Any, Any]]:
         """Results of `skip_wrappers` for all environments, found in the first step."""
         return [skip_wrappers(env) for env in self.env.envs]
 
     def step(self, actions: np.ndarray) -> VectorStep:
         """Apply one action per environment; infos hold only `info_keys` and ends of episodes."""
         env = self.env
-        noted = self._step_groups(actions)
+        env_infos = self._step_groups(actions)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
-        infos = merge_infos(env, noted) if noted else {}
+        infos = merge_infos(env, env_infos) if env_infos else {}
         return env._observations, env._rewards, env._terminations, env._truncations, infos
 
     def _step_groups(self, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
         """Step all groups and return infos by number."""
         env = self.env
         running = [self.pool.submit(self._step_group, group, actions) for group in self.groups[1:]] if self.pool else []
-        noted = self._step_group(self.groups[0], actions)
+        env_infos = self._step_group(self.groups[0], actions)
         for job in running:
-            noted += job.result()
+            env_infos += job.result()
         if not isinstance(env._observations, np.ndarray):
             concatenate(env.single_observation_space, env._env_obs, env._observations)
-        return noted
+        return env_infos
 
     def reset(self, seeds: list[int] | None = None, mask: np.ndarray | None = None) -> tuple[Any, dict[str, Any]]:
         """Reset environments; without seeds their random streams continue."""
@@ -99,8 +99,8 @@ class SyncStepper(Stepper):
         rows = slice(None) if mask is None else mask
         for flags in (env._terminations, env._truncations, env._autoreset_envs):
             flags[rows] = False
-        noted = self._reset_envs(seeds, mask)
-        return env._observations, merge_infos(env, noted)
+        env_infos = self._reset_envs(seeds, mask)
+        return env._observations, merge_infos(env, env_infos)
 
     def snapshot(self) -> Callable[[], dict[str, Any]]:
         """Copy the exact state quickly; the returned function makes a tree of the copy."""
@@ -137,16 +137,16 @@ class SyncStepper(Stepper):
         """Reset environments, write all observations and return infos by number."""
         env = self.env
         numbers = range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist()
-        noted = self._reset_group(numbers, seeds, None if mask is None else {}, self.calls[0])
+        env_infos = self._reset_group(numbers, seeds, None if mask is None else {}, self.calls[0])
         env._observations = concatenate(env.single_observation_space, env._env_obs, env._observations)
-        return noted
+        return env_infos
 
     def _reset_group(
         self, group: Iterable[int], seeds: list[int] | None, options: dict[str, Any] | None, calls: EnvCalls
     ) -> list[tuple[int, dict[str, Any]]]:
         """Reset some environments and return infos by number."""
         env = self.env
-        noted: list[tuple[int, dict[str, Any]]] = []
+        env_infos: list[tuple[int, dict[str, Any]]] = []
         with calls:
             for number in group:
                 calls.number = number
@@ -154,8 +154,8 @@ class SyncStepper(Stepper):
                 result = env.envs[number].reset(seed=seed, options=options)
                 env._env_obs[number], info = validate_reset(result, env.single_observation_space)
                 if selected := self._select(info):
-                    noted.append((number, selected))
-        return noted
+                    env_infos.append((number, selected))
+        return env_infos
 
     def _copy_state(self) -> dict[str, Any]:
         """Copy the exact state of all environments."""
@@ -164,9 +164,9 @@ class SyncStepper(Stepper):
     def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
         """Step some environments and return infos by number."""
         env = self.env
-        noted: list[tuple[int, dict[str, Any]]] = []
+        env_infos: list[tuple[int, dict[str, Any]]] = []
         # Other threads wait while Python runs, so as little as possible is done in this loop.
-        stepped, env_obs, rewards = self.stepped, env._env_obs, env._rewards
+        targets, env_obs, rewards = self.step_targets, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations
         same_step, keeps_info, ndarray = self.marks_ends, bool(self.info_keys), np.ndarray
         pending = env._autoreset_envs if self.resets_next else None
@@ -181,7 +181,7 @@ class SyncStepper(Stepper):
                     reward, terminated, truncated = 0.0, False, False
                     obs, info = self._reset_one(number, shape)
                 else:
-                    inner, limit = stepped[number]
+                    inner, limit = targets[number]
                     result = inner.step(actions[number])
                     try:
                         obs, reward, terminated, truncated, info = result
@@ -211,7 +211,7 @@ class SyncStepper(Stepper):
                 truncations[number] = truncated
                 if same_step and (terminated or truncated):
                     # A copy: the reset may write to the same array.
-                    noted.append((number, {"final_obs": copy.deepcopy(obs), "final_info": self._select(info)}))
+                    env_infos.append((number, {"final_obs": copy.deepcopy(obs), "final_info": self._select(info)}))
                     obs, info = self._reset_one(number, shape)
                 env_obs[number] = obs
                 if rows is not None:
@@ -219,8 +219,8 @@ class SyncStepper(Stepper):
                 elif self.parts:
                     concatenate(env.single_observation_space, [obs], self.parts[number])
                 if keeps_info and (selected := self._select(info)):
-                    noted.append((number, selected))
-        return noted
+                    env_infos.append((number, selected))
+        return env_infos
 
     def _reset_one(self, number: int, shape: Any) -> tuple[Any, dict[str, Any]]:
         """Start an episode; its first observation is checked unless it has the usual form."""
