@@ -132,6 +132,12 @@ def failure(error: BaseException, call: str, step: int | None, before: int = 0) 
     return EnvironmentFailed(message, number, trace)
 
 
+def to_env_failed(error: BaseException, call: str) -> EnvFailed:
+    """Return an error of a call in another process as one that pickles, with its number and traceback."""
+    text = text_of(error) if isinstance(error, ContractBroken) else f"{call}() raised {format_error(error)}"
+    return EnvFailed(text, env_number(error), traceback.format_exc())
+
+
 @contextmanager
 def attributed(call: str, step: int | None = None) -> Iterator[None]:
     """Convert errors inside to `EnvironmentFailed`, except for interrupts and signals."""

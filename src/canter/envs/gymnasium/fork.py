@@ -11,7 +11,6 @@ import mmap
 import os
 import signal
 import time
-import traceback
 import warnings
 import weakref
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from canter.core.specs import EnvFailed
-from canter.envs.failures import SharedEnvCalls, env_number, format_error, format_exit
+from canter.envs.failures import SharedEnvCalls, format_exit, to_env_failed
 
 EMPTY, RESULT = b"\0", b"\1"
 """First byte of a fork's answer; the result itself follows the second."""
@@ -157,7 +156,7 @@ def _serve(requests: Connection, answers: Connection, calls: list[tuple[str, Cal
             try:
                 answer = call()
             except BaseException as error:  # SystemExit too
-                answer = EnvFailed(f"{name}() raised {format_error(error)}", env_number(error), traceback.format_exc())
+                answer = to_env_failed(error, name)
             os.write(answers.fileno(), RESULT if answer else EMPTY)
             if answer:
                 answers.send(answer)

@@ -23,7 +23,7 @@ from canter.envs.gymnasium.fork import Fork, shared
 from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, map_parts, obstacle
 from canter.envs.gymnasium.sync import SyncStepper, runs_foreign_code
-from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT
+from canter.envs.gymnasium.vector import CLOSE_TIMEOUT, STEP_TIMEOUT, EnvInfos
 
 logger = logging.getLogger(__name__)
 
@@ -112,7 +112,7 @@ class ForkedStepper(SyncStepper):
             fork.end()
         self.forks = []
 
-    def _step_groups(self, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+    def _step_groups(self, actions: np.ndarray) -> EnvInfos:
         if len(self.own_groups) == len(self.groups):
             return super()._step_groups(actions)
         if not self.forks or self.actions.dtype != actions.dtype:
@@ -122,7 +122,7 @@ class ForkedStepper(SyncStepper):
             self._fork()
         self.actions[...] = actions
         self._ask("step")
-        env_infos: list[tuple[int, dict[str, Any]]] = []
+        env_infos: EnvInfos = []
         for group in self.own_groups:
             env_infos += self._step_group(group, actions)
         for fork in self.forks:
@@ -187,7 +187,7 @@ class ForkedStepper(SyncStepper):
             answers["infos"] = self.infos[group[0]].take
         return answers, calls
 
-    def _reset_envs(self, seeds: list[int] | None, mask: np.ndarray | None) -> list[tuple[int, dict[str, Any]]]:
+    def _reset_envs(self, seeds: list[int] | None, mask: np.ndarray | None) -> EnvInfos:
         if self.isolated:
             if any(fork.cause_of_death for fork in self.forks):
                 self.forget()
@@ -202,7 +202,7 @@ class ForkedStepper(SyncStepper):
             self.forget()
         return super()._reset_envs(seeds, mask)
 
-    def _reset_in_fork(self, group: list[int], calls: EnvCalls) -> list[tuple[int, dict[str, Any]]]:
+    def _reset_in_fork(self, group: list[int], calls: EnvCalls) -> EnvInfos:
         """Reset the environments of a group, write their observations and return infos by number."""
         env = self.env
         seeds = None if self.seeds[0] == NO_SEED else self.seeds.tolist()

@@ -26,7 +26,7 @@ from canter.envs.failures import STEPPING_THREADS, EnvCalls
 from canter.envs.gymnasium import state as exact
 from canter.envs.gymnasium.infos import InfoMeans
 from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
-from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
+from canter.envs.gymnasium.vector import EnvInfos, Stepper, VectorStep, merge_infos
 
 FORKS = sys.platform == "linux"
 """True where a process that has threads can be forked safely."""
@@ -79,10 +79,9 @@ class SyncStepper(Stepper):
         env = self.env
         env_infos = self._step_groups(actions)
         np.logical_or(env._terminations, env._truncations, out=env._autoreset_envs)
-        infos = merge_infos(env, env_infos) if env_infos else {}
-        return env._observations, env._rewards, env._terminations, env._truncations, infos
+        return env._observations, env._rewards, env._terminations, env._truncations, merge_infos(env, env_infos)
 
-    def _step_groups(self, actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+    def _step_groups(self, actions: np.ndarray) -> EnvInfos:
         """Step all groups and return infos by number."""
         env = self.env
         running = [self.pool.submit(self._step_group, group, actions) for group in self.groups[1:]] if self.pool else []
@@ -133,7 +132,7 @@ class SyncStepper(Stepper):
             return 0
         return distributed.cores() - 1 if fork_obstacle(self.env) is None else 0
 
-    def _reset_envs(self, seeds: list[int] | None, mask: np.ndarray | None) -> list[tuple[int, dict[str, Any]]]:
+    def _reset_envs(self, seeds: list[int] | None, mask: np.ndarray | None) -> EnvInfos:
         """Reset environments, write all observations and return infos by number."""
         env = self.env
         numbers = range(env.num_envs) if mask is None else np.flatnonzero(mask).tolist()
@@ -143,10 +142,10 @@ class SyncStepper(Stepper):
 
     def _reset_group(
         self, group: Iterable[int], seeds: list[int] | None, options: dict[str, Any] | None, calls: EnvCalls
-    ) -> list[tuple[int, dict[str, Any]]]:
+    ) -> EnvInfos:
         """Reset some environments and return infos by number."""
         env = self.env
-        env_infos: list[tuple[int, dict[str, Any]]] = []
+        env_infos: EnvInfos = []
         with calls:
             for number in group:
                 calls.number = number
@@ -161,10 +160,10 @@ class SyncStepper(Stepper):
         """Copy the exact state of all environments."""
         return exact.snapshot(self.env)
 
-    def _step_group(self, group: list[int], actions: np.ndarray) -> list[tuple[int, dict[str, Any]]]:
+    def _step_group(self, group: list[int], actions: np.ndarray) -> EnvInfos:
         """Step some environments and return infos by number."""
         env = self.env
-        env_infos: list[tuple[int, dict[str, Any]]] = []
+        env_infos: EnvInfos = []
         # Other threads wait while Python runs, so as little as possible is done in this loop.
         targets, env_obs, rewards = self.step_targets, env._env_obs, env._rewards
         terminations, truncations = env._terminations, env._truncations

@@ -27,6 +27,8 @@ from canter.envs.gymnasium.state import StateUnavailable, obstacle, unwrap
 VectorStep = tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]
 """Observations, rewards, terminated, truncated and infos of N environments, as `VectorEnv.step`
 returns them."""
+EnvInfos = list[tuple[int, dict[str, Any]]]
+"""Infos of some environments, each with the number of its environment."""
 STEP_TIMEOUT = 600.0
 """Seconds that a worker process may take for a step or a reset."""
 CLOSE_TIMEOUT = 60.0

@@ -9,7 +9,6 @@ from __future__ import annotations
 import queue
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from copy import deepcopy
@@ -22,9 +21,9 @@ from gymnasium.vector import AsyncVectorEnv
 from gymnasium.vector.async_vector_env import AsyncState, _async_worker
 from gymnasium.vector.utils import concatenate
 
-from canter.core.specs import ContractBroken, EnvFailed
+from canter.core.specs import EnvFailed
 from canter.envs.contract import validate_reset, validate_step
-from canter.envs.failures import Watchdog, format_error, format_exit, text_of
+from canter.envs.failures import Watchdog, format_exit, to_env_failed
 from canter.envs.gymnasium.vector import Stepper, VectorStep, merge_infos
 
 
@@ -58,10 +57,8 @@ def _as_env_failed(call: str) -> Iterator[None]:
     """Convert errors inside to `EnvFailed`."""
     try:
         yield
-    except ContractBroken as error:
-        raise EnvFailed(text_of(error)) from error
     except BaseException as error:
-        raise EnvFailed(f"{call}() raised {format_error(error)}") from error
+        raise to_env_failed(error, call) from error
 
 
 def run_worker(
@@ -87,8 +84,8 @@ def run_worker(
     try:
         _async_worker(index, make, pipe, parent_pipe, memory, errors, *rest)
     except BaseException as error:  # it could not be made
-        failed = EnvFailed(f"__init__() raised {format_error(error)}")
-        errors.put((index, EnvFailed, failed, traceback.format_exc()))
+        failed = to_env_failed(error, "__init__")
+        errors.put((index, EnvFailed, failed, failed.trace))
         with suppress(OSError):
             pipe.send((None, False))
 
