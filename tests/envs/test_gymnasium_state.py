@@ -180,14 +180,18 @@ def test_a_subclass_does_not_inherit_the_promise():
 
 @pytest.mark.parametrize(
     ("attributes", "reason"),
-    [(("place", "log"), "names 'log', a deque, and only plain data"), (("render_mode",), "is for drawing")],
+    [
+        (("place", "log"), "names 'log', a deque, and only plain data"),
+        (("objects",), "names 'objects', a ndarray, and only plain data"),
+        (("render_mode",), "is for drawing"),
+    ],
 )
 def test_an_attribute_that_cannot_be_saved_is_refused_by_name(attributes, reason):
     class Odd(Walk):
         state_attributes = attributes
 
         def reset(self, **options):
-            self.log = deque()
+            self.log, self.objects = deque(), np.array([self], object)
             return super().reset(**options)
 
     env = GymnasiumEnv(SyncVectorEnv([Odd], autoreset_mode="SameStep"))
