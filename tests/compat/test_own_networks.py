@@ -137,6 +137,15 @@ def test_a_network_builder_learns_what_the_same_standard_network_learns(tmp_path
     torch.testing.assert_close(module.sigma, model.actor.head.raw_std, atol=1e-5, rtol=1e-4)
 
 
+def test_a_network_of_the_users_may_have_any_settings(tmp_path, points):  # noqa: F811
+    runner = Runner()
+    runner.load(own(tmp_path, features=128, observer="cnn"))
+    agent = runner.algo_factory.create(runner.algo_name, base_name="run", params=runner.params)
+    assert agent.algorithm.model.actor.network.module is not None
+    assert agent.imported.config.algorithm.model.policy.params["features"] == 128
+    assert agent.imported.config.algorithm.model.policy.params["observer"] == "cnn"
+
+
 def test_what_a_network_builder_cannot_do_here_is_refused(tmp_path, points):  # noqa: F811
     class Buffered(Builder):
         def build(self, name, **kwargs):

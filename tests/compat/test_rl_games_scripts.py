@@ -146,14 +146,25 @@ def test_settings_whose_files_rl_games_cannot_load_are_refused_before_training(t
         runner.run({"train": True})
 
 
-def test_keys_may_be_ignored_and_the_message_says_how(tmp_path, monkeypatch):
+def test_keys_may_be_ignored_in_training_and_play_and_the_message_says_how(tmp_path):
+    config = settings(tmp_path, config__mystery=3)
     runner = Runner()
-    runner.load(settings(tmp_path, config__mystery=3))
+    runner.load(config)
     with pytest.raises(ConfigError, match=r"ignore=\['params\.config\.mystery'\] in a script"):
         runner.run({"train": True})
-    monkeypatch.setattr(Agent, "ignore", ("params.config.mystery",))
+    runner = Runner(ignore=["params.config.mystery"])
+    runner.load(config)
     runner.run({"train": True})
     assert runner.agent.epoch_num == 2
+    file = next((tmp_path / "exp" / "nn").glob("last_small_ep_2_*.pth"))
+    assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+
+
+def test_keys_may_be_ignored_of_an_environment_that_canter_knows(tmp_path):
+    runner = Runner(ignore=["params.config.mystery"])
+    runner.load(settings(tmp_path, config__mystery=3, config__env_name="Pendulum-v1", config__max_epochs=1))
+    runner.run({"train": True})
+    assert runner.agent.epoch_num == 1
 
 
 class Reader(Watching):

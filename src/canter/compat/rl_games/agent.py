@@ -27,7 +27,7 @@ from canter.compat.rl_games.env import (
     refuse_user_model,
 )
 from canter.compat.rl_games.hooks import looks_at_infos, refuse_overrides
-from canter.compat.rl_games.own_network import is_recurrent, use_own_network, with_stand_in
+from canter.compat.rl_games.own_network import import_own_network
 from canter.compat.settings.importing import Imported, import_config
 from canter.compat.weights import Weights
 from canter.core.plain import ConfigError
@@ -48,36 +48,22 @@ TAGS = {
 """rl_games' names of metrics, and Canter's."""
 
 
-def imported_settings(
-    params: Mapping[str, Any],
-    parity: bool,
-    num_envs: int | None,
-    agents: int = 1,
-    release: str | None = None,
-    ignore: tuple[str, ...] = (),
-    spec: EnvSpec | None = None,
-) -> Imported:
+def imported_settings(params: Mapping[str, Any], spec: EnvSpec | None = None, **options: Any) -> Imported:
     """Return the imported settings of Runner's params; `spec` is needed to build a user's network."""
-    own = {"parity": parity, "num_envs": num_envs, "agents": agents, "release": release, "without": ignore}
-    name = str((params.get("network") or {}).get("name"))
-    builder = find_network(name)
+    options["without"] = tuple((params["config"].get("features") or {}).get("ignore", ()))
+    builder = find_network(str((params.get("network") or {}).get("name")))
     if builder is None:
-        return import_config({"params": plain(params)}, **own)
-    if params["algo"]["name"] == "sac":
-        raise ConfigError(
-            f"network {name!r} with sac: write it as a network of Canter, canter.register('network', {name!r})"
-        )
-    recurrent = spec is not None and is_recurrent(params, builder, spec)
-    imported = import_config({"params": plain(with_stand_in(params, recurrent))}, **own)
-    return imported if spec is None else use_own_network(imported, params, builder, spec)
+        return import_config({"params": plain(params)}, **options)
+    return import_own_network(plain(params), builder, spec, options)
 
 
-def plain(value: Any) -> Any:
-    """Return settings without the objects that scripts put into them."""
-    objects = ("env_info", "vec_env", "features", "observer", "reward_shaper_object")
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items() if key not in objects}
-    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
+OBJECTS = ("env_info", "vec_env", "features", "observer", "reward_shaper_object")
+"""Keys of `config` below which scripts put objects."""
+
+
+def plain(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return Runner's params without the objects that scripts put into them."""
+    return {**params, "config": {key: value for key, value in params["config"].items() if key not in OBJECTS}}
 
 
 def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bool) -> Env:
@@ -110,7 +96,7 @@ def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bo
         options.pop("seed", None)
         env_id = registered_id(f"rl_games:{name}", found["env_creator"])
         return EnvConfig(id=env_id, num_envs=num_actors, options=options).build(device)
-    imported = imported_settings(params, parity, num_actors)
+    imported = imported_settings(params, parity=parity, num_envs=num_actors)
     if not imported.names_env:
         raise ConfigError(f"env_name={name!r}: register it (vecenv.register, env_configurations.register) before run()")
     return replace(imported.config.env, num_envs=num_actors).build(device)
@@ -126,8 +112,6 @@ class Agent:
     """
 
     parity = True
-    ignore: tuple[str, ...] = ()
-    """Keys of the settings to leave out though they are refused, such as `params.config.pbt_idx`."""
     release: str | None = None
     """Release of rl_games whose numbers are kept, such as `rl_games-1.6.1`; None for the installed
     one, else the one that the settings show."""
@@ -143,17 +127,16 @@ class Agent:
         self.params = params
         self.config = params["config"]
         refuse_user_model(str((params.get("model") or {}).get("name")))
-        own = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
-        by_rank = "cuda" in own and self.config.get("multi_gpu")  # as rl_games does, overriding the file
-        self.ppo_device = self.device = own if by_rank else str(self.config.get("device", own))
+        usual = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+        by_rank = "cuda" in usual and self.config.get("multi_gpu")  # as rl_games does, overriding the file
+        self.ppo_device = self.device = usual if by_rank else str(self.config.get("device", usual))
         num_actors = int(self.config["num_actors"])
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors = num_actors
         self.num_agents = self.vec_env.spec.num_agents
         self._check_env()
-        self.imported = imported_settings(
-            params, self.parity, num_actors, self.num_agents, self.release, tuple(self.ignore), self.vec_env.spec
-        )
+        own = {"parity": self.parity, "num_envs": num_actors, "agents": self.num_agents, "release": self.release}
+        self.imported = imported_settings(params, self.vec_env.spec, **own)
         if is_first():
             print(f"settings of {self.imported.report.dialect}", flush=True)
         self.observer: Any = (self.config.get("features") or {}).get("observer")
@@ -362,7 +345,6 @@ class AmpAgent(Agent):
 class SacAgent(Agent):
     """The agent of `sac`. Files hold no replay buffer: a restored agent collects a new one."""
 
-    parity = True  # the files have one parameterisation of the std
     files = sac
 
     @property

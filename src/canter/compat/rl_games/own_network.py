@@ -14,28 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from canter.compat.own_module import OwnModule, OwnModuleConfig, announce, by_layer, stacked
-from canter.compat.settings.importing import Imported
+from canter.compat.settings.importing import Imported, import_config
 from canter.core.plain import ConfigError
 from canter.core.specs import Continuous, Discrete, EnvSpec, TensorSpec
 from canter.core.struct import Obs, State
 from canter.nn.network import select_groups
 from canter.nn.normalizer import AnyNormalizer, IdentityNormalizer, NormalizerConfig
 
-STAND_IN: dict[str, Any] = {
-    "name": "actor_critic",
-    "space": {"discrete": None, "continuous": {"fixed_sigma": True, "sigma_init": {"name": "default"}}},
-}
-"""`params.network` for the import of the other settings."""
-RECURRENT = {"rnn": {"name": "lstm", "units": 1, "layers": 1}}
-"""Added to it for a recurrent module, so that `seq_length` is read."""
 
-
-def with_stand_in(params: Mapping[str, Any], recurrent: bool) -> dict[str, Any]:
-    """Return settings with a network that Canter knows in place of the user's."""
-    space = STAND_IN["space"]
-    if params["algo"]["name"] == "a2c_discrete":
-        space = {"discrete": None}
-    return {**params, "network": {**STAND_IN, "space": space, **(RECURRENT if recurrent else {})}}
+def stand_in(params: Mapping[str, Any], recurrent: bool) -> dict[str, Any]:
+    """Return `params.network` for the import of the other settings: a network that Canter knows."""
+    network: dict[str, Any] = {"name": "actor_critic", "space": {"discrete": None}}
+    if params["algo"]["name"] != "a2c_discrete":
+        network["space"] = {"continuous": {"fixed_sigma": True, "sigma_init": {"name": "default"}}}
+    if recurrent:  # so that seq_length is read
+        network["rnn"] = {"name": "lstm", "units": 1}
+    return network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,41 +156,43 @@ def _actions_num(spec: EnvSpec) -> Any:
     return spec.action.n if isinstance(spec.action, Discrete) else list(spec.action.nvec)
 
 
-def is_recurrent(params: Mapping[str, Any], builder: Callable[..., Any], spec: EnvSpec) -> bool:
-    """Return True if the builder's module has a recurrent state."""
-    model = str((params.get("model") or {}).get("name"))
-    config = OwnNetworkConfig(builder=builder, params=params["network"], model=model, spec=spec)
-    with torch.random.fork_rng(devices=[]):
-        return config.build(spec.obs, "policy").is_recurrent
-
-
-def use_own_network(
-    imported: Imported, params: Mapping[str, Any], builder: Callable[..., Any], spec: EnvSpec
+def import_own_network(
+    params: Mapping[str, Any], builder: Callable[..., Any], spec: EnvSpec | None, options: Mapping[str, Any]
 ) -> Imported:
-    """Return the settings with the user's network for policy and value."""
-    algorithm: Any = imported.config.algorithm
-    model = algorithm.model
-    name = params["network"].get("name")
-    if algorithm.central_value is not None:
-        raise ConfigError(
-            f"network {name!r} with central_value_config: write it as a network of Canter, "
-            f"canter.register('network', {name!r}), docs/extending.md"
-        )
+    """Return the imported settings with the user's network for policy and value.
+
+    Without a `spec` for it the policy is the network of another kind that stands in for it.
+    """
+    name = str(params["network"]["name"])
     config = params["config"]
+    advice = f"write it as a network of Canter, canter.register('network', {name!r}), docs/extending.md"
+    if params["algo"]["name"] == "sac":
+        raise ConfigError(f"network {name!r} with sac: {advice}")
+    if config.get("central_value_config"):
+        raise ConfigError(f"network {name!r} with central_value_config: {advice}")
+    if spec is None:
+        return import_config({"params": {**params, "network": stand_in(params, False)}}, **options)
     own = OwnNetworkConfig(
         builder=builder,
         params=params["network"],
         model=str(params["model"]["name"]),
         spec=spec,
+        reset_on_end=bool(config.get("zero_rnn_on_done", True)),
+    )
+    with torch.random.fork_rng(devices=[]):
+        recurrent = own.build(spec.obs, "policy").is_recurrent
+    imported = import_config({"params": {**params, "network": stand_in(params, recurrent)}}, **options)
+    algorithm: Any = imported.config.algorithm
+    model = algorithm.model
+    own = replace(
+        own,
         obs_groups=model.policy.obs_groups,
         normalize_obs=model.policy.normalize_obs,
         normalizer=model.policy.normalizer,
         normalize_value=model.normalize_value,
-        reset_on_end=bool(config.get("zero_rnn_on_done", True)),
     )
     value = replace(model.value_normalizer, rescale=False)
     model = replace(model, policy=own, critic=None, shared_trunk=True, value_normalizer=value)
     what = "your NetworkBuilder, called as in rl_games"
-    announce(imported, "params.network.name", str(name), "algorithm.model.policy", what)
-    algorithm = replace(algorithm, model=model)
-    return replace(imported, config=replace(imported.config, algorithm=algorithm))
+    announce(imported, "params.network.name", name, "algorithm.model.policy", what)
+    return replace(imported, config=replace(imported.config, algorithm=replace(algorithm, model=model)))

@@ -52,7 +52,7 @@ class PpoPlayer:
         self.env = make_env({**params, "config": {**self.config, **own}}, actors, str(self.device), self.parity)
         self.num_agents = self.env.spec.num_agents
         spec = replace(self.env.spec, num_envs=count * self.num_agents)
-        imported = imported_settings(params, self.parity, count, self.num_agents, spec=spec)
+        imported = imported_settings(params, spec, parity=self.parity, num_envs=count, agents=self.num_agents)
         self.policy = self._build(imported.config, spec)
         self.is_rnn = self.policy.initial_state(1) != ()
         self.states: list[Tensor] | None = None
@@ -172,8 +172,6 @@ class PpoPlayer:
 
 class SacPlayer(PpoPlayer):
     """The player of `sac`."""
-
-    parity = True
 
     def _build(self, config: TrainConfig, spec: EnvSpec) -> Policy:
         assert isinstance(config.algorithm, SACConfig)

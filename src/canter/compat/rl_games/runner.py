@@ -8,14 +8,14 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import torch
 
-from canter.compat.rl_games.agent import Agent, AmpAgent, SacAgent, plain
+from canter.compat.rl_games.agent import OBJECTS, Agent, AmpAgent, SacAgent, plain
 from canter.compat.rl_games.hooks import DefaultAlgoObserver, IsaacGymAmp, refuse_overrides, refuse_rl_games_agents
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
 from canter.compat.settings.rl_games import NO_POPULATIONS
@@ -56,10 +56,14 @@ BUILDERS = (
 
 
 class Runner:
-    """Trains and plays by rl_games' settings; `parity` of agents and players keeps its numbers."""
+    """Trains and plays by rl_games' settings; `parity` of agents and players keeps its numbers.
 
-    def __init__(self, algo_observer: Any = None) -> None:
+    `ignore` are keys to leave out though they are refused, such as `params.config.pbt_idx`.
+    """
+
+    def __init__(self, algo_observer: Any = None, *, ignore: Sequence[str] = ()) -> None:
         self.algo_observer = algo_observer or DefaultAlgoObserver()
+        self.ignore = tuple(ignore)
         self.algo_factory = ObjectFactory("agent")
         self.player_factory = ObjectFactory("player")
         for name, agent, player in BUILDERS:
@@ -89,12 +93,14 @@ class Runner:
         torch.manual_seed(own)
         np.random.seed(own % 2**32)
         random.seed(own)
-        params["config"].setdefault("features", {})["observer"] = self.algo_observer
+        given = params["config"].get("features") or {}
+        params["config"]["features"] = {**given, "observer": self.algo_observer, "ignore": self.ignore}
 
     def run(self, args: Mapping[str, Any]) -> Any:
-        """Train or play by `{"train": bool, "play": bool, "checkpoint": file, "sigma".
+        """Train, or play if `play` is True and `train` is not.
 
-        Log of the std}`; train by default.
+        `checkpoint` is a file to restore, `sigma` the log of a std, and with `load_critic_only` the file
+        gives the central value alone.
         """
         if args.get("play") and not args.get("train"):
             return self.run_play(args)
@@ -149,7 +155,7 @@ def set_sigma(policy: Policy, log_std: float) -> None:
 def _copied(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the plain settings, with the objects that scripts put there."""
     config = params["config"]
-    own = {name: config[name] for name in ("env_info", "vec_env", "features") if name in config}
+    own = {name: config[name] for name in OBJECTS if name in config}
     copied = deepcopy(plain(params))
     copied["config"] |= own
     return copied

@@ -1,4 +1,8 @@
-"""IsaacGymEnvs' AMP agent, in rl_games' files: the extension `amp` of PPO."""
+"""rl_games' files as settings of a run: environment, budget, model and algorithm.
+
+PPO's and SAC's own keys are read in `rl_games_ppo` and `rl_games_sac`. IsaacGymEnvs' AMP agent is PPO
+with the extension `amp`.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, POLICY
+from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, OTHER_START, POLICY, is_amp
 from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, SIGMA, apply_ppo
 from canter.compat.settings.rl_games_releases import (
     RELEASES,
@@ -19,16 +23,15 @@ from canter.compat.settings.rl_games_releases import (
 )
 from canter.compat.settings.rl_games_sac import apply_sac
 from canter.compat.settings.rules import (
+    OFF,
     OMIT,
     Copy,
     Only,
     Rule,
     always,
     apply,
-    equal_to,
     mapped,
     no_effect,
-    not_true,
     precision,
 )
 from canter.compat.settings.section import NONE, Import, Section
@@ -52,21 +55,13 @@ CLIPS = ("motions", "motion_weights", "obs_group", "columns", "time_step", "fram
 `config.amp`."""
 
 
-def report_amp(run: Import) -> None:
-    """Report the keys of PPO that the AMP agent reads in another way."""
-    coef = 2 * read.number(run.section(CONFIG), "critic_coef")
-    run.section(CONFIG).mapped("critic_coef", f"algorithm.value_coef={coef:g} (half the square here)")
-    network = run.section("params.network")
-    network.each("disc.initializer", INITIALIZER_KEYS, "changed", "orthogonal", "only the initial weights differ")
-
-
 def amp_extension(run: Import) -> None:
     """Add the extension, with settings of PPO that were made before."""
     s = run.section(CONFIG, "algorithm")
-    s.set("value_coef", 2 * read.number(s, "critic_coef"))
     if s.get("bound_loss.coef") is not None:
         s.set("bound_loss.limit", 1.0)
     network = run.section("params.network")
+    network.each("disc.initializer", INITIALIZER_KEYS, "changed", "orthogonal", OTHER_START)
     own: dict[str, Any] = {
         "kind": "amp",
         "hidden": read.widths(network, "disc.units", [1024, 512]),
@@ -85,7 +80,7 @@ def amp_extension(run: Import) -> None:
     own["replay_rows"] = max(1, min(own["replay"], round(keep * s.get("horizon") * (run.samples_per_step or 1))))
     why = "that share of each rollout is kept from the start, not only once the buffer is full"
     s.changed("amp_replay_keep_prob", why, f"{AT}.replay_rows={own['replay_rows']}")
-    Only("enable_eps_greedy", not_true, "off", "some agents act without noise there: set it to False")(s)
+    Only("enable_eps_greedy", OFF, "off", "some agents act without noise there: set it to False")(s)
     s.changed("disc_coef", "the discriminator has a separate Adam, which no factor changes")
     s.changed("amp_obs_demo_buffer_size amp_batch_size", "new clips are drawn for every update", f"{AT}.motions")
     own |= {name: s.raw(f"amp.{name}") for name in CLIPS if s.has(f"amp.{name}")}
@@ -98,9 +93,7 @@ def amp_extension(run: Import) -> None:
 
 ENDLESS = 10**15
 """Steps of a run that ends when somebody stops it."""
-ALGORITHMS = ("a2c_continuous", "a2c_discrete", "amp_continuous", "sac")
-ALGORITHM_NAMES = {"amp": "amp_continuous"}
-"""Other names that scripts register the same agent under."""
+ALGORITHMS = ("a2c_continuous", "a2c_discrete", "amp_continuous", "amp", "sac")
 DISTRIBUTIONS = {
     "continuous_a2c_logstd": "gaussian",
     "continuous_a2c": "gaussian",
@@ -143,6 +136,9 @@ def choose_release(run: Import, source: str | None) -> None:
     else:
         run.release, why = RELEASES["1.6.5"], "as the file does not show another"
     run.report.dialect = f"rl_games {run.release.name} ({why}; --source names another)"
+    for section in sections:
+        section.no_effect(run.release.unread, f"rl_games {run.release.name} does not read it, 2.0 does")
+        run.unread |= {section.key(key) for key in run.release.unread.split()}
 
 
 def translate(run: Import) -> None:
@@ -150,16 +146,12 @@ def translate(run: Import) -> None:
     for key in ("params.algo", "params.config", "params.network"):
         if not run.root.has_section(key):
             raise run.root.error(key, "a mapping", "it is required")
-    unread_keys(run)
     params = run.section("params")
-    name = ALGORITHM_NAMES.get(read.word(params, "algo.name"), read.word(params, "algo.name"))
+    name = read.word(params, "algo.name")
     if name not in ALGORITHMS:
         params.refuse("algo.name", "an algorithm of the user's: see canter.register('algorithm', NAME)")
         run.root.refuse("params", f"belongs to {name}, which was refused")
         return
-    if name != "sac":
-        params.copy("algo.name", "algorithm.kind", "ppo")
-        model(params)
     environment(run.section(CONFIG))
     seed(params)
     apply(RUN, run.section(CONFIG))
@@ -167,39 +159,30 @@ def translate(run: Import) -> None:
     if name == "sac":
         apply_sac(run)
     else:
-        translate_ppo(run, name)
+        translate_ppo(run)
     if run.release.mixed_precision and not run.section(CONFIG).has("mixed_precision"):
         why = f"rl_games {run.release.name} multiplies in bfloat16 on GPUs that can, unless the file forbids it"
         run.root.difference(why, "precision=float32")
-    apply(PRECISION, run.section(CONFIG, "algorithm.policy" if name == "sac" else POLICY))
-    apply(PRECISION, run.section(CENTRAL, CRITIC))
+    PRECISION(run.section(CONFIG, "algorithm.policy" if name == "sac" else POLICY))
+    PRECISION(run.section(CENTRAL, CRITIC))
     apply(SCRIPTS, run.section(CONFIG))
     apply(AROUND, params)
     others = (str(key) for key in run.tree if key not in ("params", "pbt"))
     run.root.no_effect(" ".join(others), "rl_games reads params alone")
 
 
-def unread_keys(run: Import) -> None:
-    """Keys that only a later release reads have no effect, whatever their values."""
-    for section in (run.section(CONFIG), run.section(SIGMA)):
-        section.no_effect(run.release.unread, f"rl_games {run.release.name} does not read it, 2.0 does")
-        run.unread |= {section.key(key) for key in run.release.unread.split()}
-
-
-def translate_ppo(run: Import, name: str) -> None:
+def translate_ppo(run: Import) -> None:
     """Turn a file of PPO, or of AMP, into settings."""
     params = run.section("params")
+    params.copy("algo.name", "algorithm.kind", "ppo")
+    model(params)
     apply(NETWORK, run.section("params.network", POLICY))
-    separate = read.flag(params, "network.separate", False) or run.root.has_section(
-        CENTRAL
-    )  # the critic is the central value
+    central = run.root.has_section(CENTRAL)  # is the critic, apart from the policy
+    separate = read.flag(params, "network.separate", False) or central
     params.copy("network.separate", "algorithm.model.shared_trunk", not separate)
-    if name == "amp_continuous":
-        report_amp(run)
     apply_ppo(run)
-    if name == "amp_continuous":
+    if is_amp(run):
         amp_extension(run)
-    apply(ACTIONS, run.section(CONFIG, "algorithm"))
 
 
 def model(s: Section) -> None:
@@ -352,11 +335,6 @@ PLAYER = (
     "render render_sleep games_num deterministic determenistic n_game_life print_stats use_vecenv env_config "
     "device_name num_actors balance_env_rewards evaluation update_checkpoint_freq dir_to_monitor"
 )
-ACTIONS: tuple[Rule, ...] = (
-    Copy("clip_actions", "model.bounds", read.flag, True, {True: "rescale", False: "none"}),
-    mapped("use_action_masks", "the environment's group action_mask"),
-)
-"""For `params.config` and settings below `algorithm`."""
 PRECISION = precision("mixed_precision", "precision", "Isaac Lab's fork multiplies in float16")
 """For `params.config`, or the central value's, and settings of a network."""
 RUN: tuple[Rule, ...] = (
@@ -376,9 +354,9 @@ SCRIPTS: tuple[Rule, ...] = (
     mapped("save_best_after games_to_track", "checkpoints.best, by the mean of the last 100 episodes"),
     mapped("algo_observer", "Runner(algo_observer)"),
     mapped("vecenv_type import_modules", "--allow-import: the caller names the imported modules"),
-    Only("population_based_training", equal_to(*NONE, False), "off", NO_POPULATIONS),
-    Only("pbt_idx", equal_to(*NONE, False), "off", NO_POPULATIONS),
-    Only("self_play_config", equal_to(*NONE, {}), "off", "opponents live in the trainer here: see docs/agents.md"),
+    Only("population_based_training", OFF, "off", NO_POPULATIONS),
+    Only("pbt_idx", OFF, "off", NO_POPULATIONS),
+    Only("self_play_config", (*NONE, {}), "off", "opponents live in the trainer here: see docs/agents.md"),
     player,
 )
 """For `params.config`: keys that change nothing that is learned, and what does their work here."""

@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rules import OMIT, Copy, Only, Rule, apply, mapped, no_effect, nothing
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, apply, mapped, no_effect
 from canter.compat.settings.section import NONE, Import, Section
 from canter.nn.network import networks
 
@@ -37,6 +37,11 @@ INITIALIZERS = {
 OTHER_START = "only the initial weights differ, never a checkpoint"
 INITIALIZER_KEYS = "name gain scale std val value a b mode distribution nonlinearity"
 """Arguments of rl_games' and torch's initializers."""
+
+
+def is_amp(run: Import) -> bool:
+    """Return True for IsaacGymEnvs' AMP agent, which scripts register under two names."""
+    return run.root.raw("params.algo.name") in ("amp_continuous", "amp")
 
 
 def is_continuous(run: Import) -> bool:
@@ -198,7 +203,7 @@ RECURRENT_LAYERS: tuple[Rule, ...] = (
 )
 NETWORK: tuple[Rule, ...] = (
     network_kind,
-    Only("value_activation", nothing, "", "values have no activation here: set it to None"),
+    Only("value_activation", NONE, "", "values have no activation here: set it to None"),
     hidden_layers,
     layer_norm,
     Copy(
@@ -284,8 +289,8 @@ def initial_mean(s: Section) -> None:
 
 NO_ACTIVATION = "the mean and the std have no activation here: set it to None"
 DISTRIBUTION: tuple[Rule, ...] = (
-    Only("mu_activation", nothing, "", NO_ACTIVATION),
-    Only("sigma_activation", nothing, "", NO_ACTIVATION),
+    Only("mu_activation", NONE, "", NO_ACTIVATION),
+    Only("sigma_activation", NONE, "", NO_ACTIVATION),
     std,
     Copy("learn_sigma", "std.learn", read.flag, OMIT),
     initial_mean,

@@ -8,14 +8,8 @@ from __future__ import annotations
 import math
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rl_games_network import (
-    CRITIC,
-    DISTRIBUTION,
-    NETWORK,
-    POLICY,
-    is_continuous,
-)
-from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, no_effect, not_true, parity
+from canter.compat.settings.rl_games_network import CRITIC, DISTRIBUTION, NETWORK, POLICY, is_amp, is_continuous
+from canter.compat.settings.rules import OFF, OMIT, Copy, Only, Rule, always, apply, mapped, no_effect, parity
 from canter.compat.settings.section import NONE, Import, Section
 
 CONFIG = "params.config"
@@ -72,6 +66,12 @@ def surrogate(s: Section) -> None:
     """`ppo: False` wins over `use_smooth_clamp`."""
     clipped = "smooth_clipped" if read.flag(s, "use_smooth_clamp", False) else "clipped"
     s.set("surrogate", clipped if read.flag(s, "ppo", True) else "vanilla", "use_smooth_clamp")
+
+
+def value_coef(s: Section) -> None:
+    """The AMP agent's value loss is the square, of which PPO's here is half."""
+    factor = 2 if is_amp(s.run) else 1
+    s.copy("critic_coef", "value_coef", factor * read.number(s, "critic_coef"))
 
 
 def entropy(s: Section) -> None:
@@ -187,7 +187,7 @@ def advantages(s: Section) -> None:
 def bootstrap(s: Section) -> None:
     """rl_games bootstraps time-outs with the value of the observation before."""
     release = s.run.release
-    if s.run.root.raw("params.algo.name") in ("amp_continuous", "amp"):
+    if is_amp(s.run):
         s.no_effect("value_bootstrap", "the AMP agent always bootstraps, unless a step terminates")
     elif not read.flag(s, "value_bootstrap", release.value_bootstrap):
         s.set("bootstrap_truncated", False, "value_bootstrap")
@@ -201,8 +201,8 @@ def bootstrap(s: Section) -> None:
 
 def rewards(s: Section) -> None:
     """A logarithm needs a positive minimum."""
-    apply(REWARD, s)
     shaper = s.inner("reward_shaper", "reward")
+    apply(REWARD, shaper)
     if read.flag(shaper, "log_val", False):
         why = ""
         if not shaper.has("min_val"):
@@ -250,10 +250,10 @@ ADAPTIVE_RATE: tuple[Rule, ...] = (
 )
 OPTIMIZER: tuple[Rule, ...] = (always("optimizer.eps", 1e-8), learning_rate, gradient_norm, weight_decay)
 REWARD: tuple[Rule, ...] = (
-    Copy("reward_shaper.shift_value", "reward.shift", read.number, OMIT),
-    Copy("reward_shaper.scale_value", "reward.scale", read.number, OMIT),
-    Copy("reward_shaper.min_val", "reward.minimum", read.number, OMIT),
-    Copy("reward_shaper.max_val", "reward.maximum", read.number, OMIT),
+    Copy("shift_value", "shift", read.number, OMIT),
+    Copy("scale_value", "scale", read.number, OMIT),
+    Copy("min_val", "minimum", read.number, OMIT),
+    Copy("max_val", "maximum", read.number, OMIT),
 )
 PPO: tuple[Rule, ...] = (
     Copy("gamma", "gamma", read.number),
@@ -264,19 +264,21 @@ PPO: tuple[Rule, ...] = (
     Copy("e_clip", "clip_ratio value_clip", read.number),
     surrogate,
     Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
-    Copy("critic_coef", "value_coef", read.number),
+    value_coef,
     entropy,
     bounds_loss,
     *OPTIMIZER,
     sequences,
     advantages,
-    Only("normalize_rms_advantage", not_true, "", "advantages are standardised over the rollout: set it to False"),
+    Only("normalize_rms_advantage", OFF, "", "advantages are standardised over the rollout: set it to False"),
     no_effect("adv_rms_momentum", "normalize_rms_advantage is off"),
     bootstrap,
     rewards,
     observation_normalizer,
     value_normalizer,
-    Only("freeze_critic", not_true, "", "nothing is frozen here: leave it out"),
+    Only("freeze_critic", OFF, "", "nothing is frozen here: leave it out"),
+    Copy("clip_actions", "model.bounds", read.flag, True, {True: "rescale", False: "none"}),
+    mapped("use_action_masks", "the environment's group action_mask"),
 )
 AFTER_PPO: tuple[Rule, ...] = (
     parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),

@@ -11,7 +11,7 @@ import math
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import ACTIVATIONS, INITIALIZER_KEYS
 from canter.compat.settings.rl_games_ppo import CONFIG, set_normalizer
-from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, equal_to, no_effect
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, no_effect
 from canter.compat.settings.section import NONE, Import, Section
 
 GRAD_CLIP = 5.0
@@ -141,11 +141,11 @@ def optimizer(name: str, betas: str, to: str) -> tuple[Rule, ...]:
 OTHER_NETWORK = "a network of the user's; known for SAC: soft_actor_critic"
 NO_DENSE = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
 NETWORK: tuple[Rule, ...] = (
-    Only("name", equal_to("soft_actor_critic"), "algorithm.kind=sac", OTHER_NETWORK, read.word),
+    Only("name", ("soft_actor_critic",), "algorithm.kind=sac", OTHER_NETWORK, read.word),
     always("policy.kind", "stack"),
     layers,
     normalization,
-    Only("mlp.d2rl", equal_to(False), "a plain stack of layers", NO_DENSE, read.flag, default=False),
+    Only("mlp.d2rl", (False,), "a plain stack of layers", NO_DENSE, read.flag, default=False),
     no_effect("mlp.regularizer mlp.norm_only_first_layer", "no code of SAC reads it"),
     no_effect("separate", "policy and critics are always apart"),
     no_effect("space", "SAC reads log_std_bounds instead"),
@@ -168,7 +168,7 @@ SAC: tuple[Rule, ...] = (
     Copy("learnable_temperature", "temperature.learned", read.flag),
     Only(
         "target_entropy_coef",
-        equal_to(1.0),
+        (1.0,),
         "algorithm.temperature.target_entropy=null, minus one per action",
         "set the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy",
         read.number,
@@ -187,7 +187,7 @@ SAC: tuple[Rule, ...] = (
     rewards,
     Only(
         "value_bootstrap",
-        equal_to(True),
+        (True,),
         "targets of truncated episodes use the value of the next observation",
         "a truncated episode has not ended for SAC: leave it out",
         read.flag,

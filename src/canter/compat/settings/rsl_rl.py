@@ -16,16 +16,15 @@ from canter.compat.settings.rsl_rl_network import (
     with_class_names,
 )
 from canter.compat.settings.rules import (
+    OFF,
     OMIT,
     Copy,
     Only,
     Rule,
     always,
     apply,
-    equal_to,
     mapped,
     no_effect,
-    not_true,
     parity,
     precision,
 )
@@ -108,7 +107,7 @@ def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
         Copy("value_loss_coef", "value_coef", read.number, 1.0, lambda coef: 2 * coef),
         Copy("use_clipped_value_loss", "value_loss", read.flag, True, {True: "clipped", False: "mse"}),
         always("optimizer.eps", 1e-8),
-        Only("optimizer", equal_to("adam", "adamw"), "algorithm.optimizer", "there is Adam and AdamW here"),
+        Only("optimizer", ("adam", "adamw"), "algorithm.optimizer", "there is Adam and AdamW here"),
         Copy(
             "normalize_advantage_per_mini_batch",
             "advantage_normalization",
@@ -231,12 +230,6 @@ def curiosity(algorithm: Section) -> None:
     s.each("weight_schedule", keys, status, "weight of the extension rnd", why)
 
 
-CURIOSITY = (
-    "activation num_outputs state_normalization reward_normalization learning_rate predictor_hidden_dims "
-    "target_hidden_dims"
-)
-
-
 def curiosity_widths(s: Section, key: str) -> list[int]:
     """Read hidden widths, of which the source library's default depends on the observation."""
     hidden = read.widths(s, key, [-1])
@@ -293,10 +286,10 @@ ADAPTIVE_RATE: tuple[Rule, ...] = (
     Copy("desired_kl", "target_kl", read.number, 0.01),
 )
 EXTRAS: tuple[Rule, ...] = (
-    *precision("use_mixed_precision", "model.policy.precision model.critic.precision", "RSL-RL only in the update"),
+    precision("use_mixed_precision", "model.policy.precision model.critic.precision", "RSL-RL only in the update"),
     curiosity,
     symmetry,
-    Only("share_cnn_encoders", not_true, "off", "model.shared_trunk shares the whole network, not the encoder alone"),
+    Only("share_cnn_encoders", OFF, "off", "model.shared_trunk shares the whole network, not the encoder alone"),
     mapped("grad_reduce_bucket_mb multi_gpu_cfg device", "torchrun"),
 )
 """For `algorithm`: parts of RSL-RL's PPO that are off in nearly all files."""
@@ -313,7 +306,6 @@ RUNNER: tuple[Rule, ...] = (
     always("total_steps", None),
     Copy("max_iterations", "until.iterations", read.integer, 1500),
     Copy("save_interval", "checkpoints.save_every", read.integer, OMIT),
-    mapped("save_interval", "checkpoints.save_every"),
 )
 """For the section of the runner."""
 SCRIPTS: tuple[Rule, ...] = (

@@ -6,8 +6,8 @@ import math
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rsl_rl_network import Generation
-from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, equal_to, mapped, nothing
-from canter.compat.settings.section import Import, Section
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, mapped
+from canter.compat.settings.section import NONE, Import, Section
 
 
 def apply_distillation(run: Import, generation: Generation) -> None:
@@ -66,10 +66,9 @@ DISTILLATION: tuple[Rule, ...] = (
     Copy("loss_type", "loss", read.one_of("mse", "huber"), "mse"),
     always("optimizer.max_grad_norm", math.inf),
     Copy("max_grad_norm", "optimizer.max_grad_norm", read.number, OMIT),
-    mapped("max_grad_norm", "algorithm.optimizer.max_grad_norm=inf"),
     always("optimizer.eps", 1e-8),
     Copy("learning_rate", "optimizer.learning_rate", read.number, 1e-3),
-    Only("optimizer", equal_to("adam"), "algorithm.optimizer", "there is Adam here"),
+    Only("optimizer", ("adam",), "algorithm.optimizer", "there is Adam here"),
     mapped("device", "device"),
 )
 """For `algorithm` and settings below `algorithm`."""
@@ -86,7 +85,7 @@ TEACHER_FILE = "the teacher's file says it"
 
 TEACHER: tuple[Rule, ...] = (
     mapped("teacher", TEACHER_FILE),
-    Only("empirical_normalization", nothing, "off", "write student_obs_normalization and teacher_obs_normalization"),
+    Only("empirical_normalization", NONE, "off", "write student_obs_normalization and teacher_obs_normalization"),
     mapped("policy.teacher_hidden_dims policy.teacher_obs_normalization policy.teacher_recurrent", TEACHER_FILE),
     Copy("obs_groups.policy", "algorithm.policy.obs_groups", read.groups, OMIT),
     Copy("obs_groups.student", "algorithm.policy.obs_groups", read.groups, OMIT),

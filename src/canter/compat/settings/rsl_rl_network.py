@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, equal_to
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply
 from canter.compat.settings.section import Import, Section
 
 POLICY = "algorithm.model.policy"
@@ -281,22 +281,19 @@ NETWORK: tuple[Rule, ...] = (
 KNOWN_CLASSES = f"known: {', '.join(NETWORK_CLASSES)}"
 NETWORK_CLASS = Only(
     "class_name",
-    equal_to(*NETWORK_CLASSES),
+    NETWORK_CLASSES,
     "a network of kind standard",
     f"a class of the user's: register it, canter.register('network', NAME); {KNOWN_CLASSES}",
 )
+PLAIN_LAYERS = {"dilation": 1, "norm": "none", "max_pool": False, "global_pool": "none", "flatten": True}
 PLAIN = "plain convolutions only: register an encoder of your own"
 ENCODER: tuple[Rule, ...] = (
     convolutions,
     always("features", None),
     always("layout", "channels_first"),
     Copy("activation", "activation", read.one_of(*ACTIVATIONS), "elu", ACTIVATIONS),
-    Only("dilation", equal_to(1), "off", PLAIN),
-    Only("norm", equal_to("none"), "off", PLAIN),
-    Only("max_pool", equal_to(False), "off", PLAIN),
-    Only("global_pool", equal_to("none"), "off", PLAIN),
-    Only("flatten", equal_to(True), "off", PLAIN),
-    Only("padding", equal_to("none", "zeros"), "cnn.layers", "zeros or none"),
+    *(Only(key, (value,), "off", PLAIN) for key, value in PLAIN_LAYERS.items()),
+    Only("padding", ("none", "zeros"), "cnn.layers", "zeros or none"),
 )
 """For `cnn_cfg` of a network and settings below its `cnn`."""
 DISTRIBUTION: tuple[Rule, ...] = (

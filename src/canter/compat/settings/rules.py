@@ -9,7 +9,7 @@ each other.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from canter.compat.settings import readers as read
 from canter.compat.settings.section import NONE, Section
 
 Rule = Callable[[Section], None]
+OFF = (*NONE, False)
+"""Values of a switch that is off."""
 OMIT = object()
 """Default of a key that sets nothing when it is absent."""
 
@@ -61,7 +63,7 @@ class Only:
     """A key that Canter can honour for some values only; others are refused."""
 
     key: str
-    accepts: Callable[[Any], bool]
+    accepts: Collection[Any]
     to: str
     """Setting or part of Canter that does the same for these values."""
     why: str
@@ -71,7 +73,7 @@ class Only:
 
     def __call__(self, s: Section) -> None:
         """Report the key."""
-        if self.accepts(self.read(s, self.key, self.default)):
+        if self.read(s, self.key, self.default) in self.accepts:
             s.mapped(self.key, self.to)
         else:
             s.refuse(self.key, self.why)
@@ -100,22 +102,7 @@ def no_effect(keys: str, why: str = "no code reads it") -> Rule:
     return lambda s: s.no_effect(keys, why)
 
 
-def precision(key: str, to: str, why: str) -> tuple[Rule, ...]:
-    """Return the rules for a switch of half precision; `why` is what else differs."""
+def precision(key: str, to: str, why: str) -> Rule:
+    """Return the rule for a switch of half precision; `why` is what else differs."""
     read_as = {True: "bfloat16", False: "float32"}
-    return Copy(key, to, read.flag, OMIT, read_as, {True: f"in acting too; {why}"}), mapped(key, "off")
-
-
-def equal_to(*values: Any) -> Callable[[Any], bool]:
-    """Return the test of a value against some others."""
-    return lambda value: value in values
-
-
-def nothing(value: Any) -> bool:
-    """Return True for the ways of saying nothing."""
-    return value in NONE
-
-
-def not_true(value: Any) -> bool:
-    """Return True for a switch that is off or absent."""
-    return value is not True
+    return Copy(key, to, read.flag, OMIT, read_as, {True: f"in acting too; {why}"})

@@ -189,7 +189,7 @@ class Import:
                 continue
             if leaf in self.values_read:
                 self.report.add(leaf, value, "mapped", ", ".join(targets.get(leaf, [])))
-            elif value == {}:
+            elif value == {} or (value in NONE and leaf.rpartition(".")[2] in self.names):
                 self.report.add(leaf, value, "mapped", "nothing, as it is empty")
             elif self.left_out(leaf):
                 self.report.add(leaf, value, "changed", why="left out by --without")
