@@ -22,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,10 +30,12 @@ import torch
 
 import canter
 from canter.compat import import_config
+from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rsl_rl import checkpoint as rsl_rl
 from canter.compat.rsl_rl.policy import InferenceCritic
 from canter.compat.rsl_rl.runner import bounded_std_type
+from canter.compat.weights import Weights
 from canter.core.plain import from_plain, nest
 from canter.functional import optimization as functional_order
 
@@ -42,6 +45,11 @@ from update_here import collect, curious, drawn, first_value, named, spec_of, st
 
 HERE = Path(__file__).parent
 SCRIPT = HERE / "parent_checkpoints.py"
+
+
+def read(library: Any, path: Path) -> Weights:
+    """The weights of a file, by the names of its library."""
+    return library.weights_in(read_pickled(path), path)
 
 
 def file_name(case: str) -> str:
@@ -66,7 +74,7 @@ def continued(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
         algorithm.update(rollout)
         if iteration == 0:
             spoil(algorithm)
-            theirs.load(algorithm, theirs.read_weights(folder / f"{file_name(name)}.{suffix}"))
+            theirs.load(algorithm, read(theirs, folder / f"{file_name(name)}.{suffix}"))
             written = theirs.dump(algorithm, 1) if theirs is rsl_rl else theirs.dump(algorithm, 1, 64, -3.5)
             torch.save(written, folder / f"ours_{file_name(name)}.{suffix}")
     rate = next(iter(algorithm.optimizers["policy"].groups.values())).learning_rate
@@ -94,7 +102,7 @@ def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[st
     found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
     for path in sorted(folder.glob("rsl_rl_*.json")):
         row = json.loads(path.read_text())
-        weights = rsl_rl.read_weights(path.with_suffix(".pt"))
+        weights = read(rsl_rl, path.with_suffix(".pt"))
         rate = weights.optimizers["policy"].learning_rate  # a fixed schedule has the rate of its settings
         row["settings"]["algorithm"] |= {"schedule": "fixed", "learning_rate": rate}
         config = import_config(row["settings"], parity=True, num_envs=N).config.algorithm
@@ -105,7 +113,7 @@ def versions(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, dict[st
         mine, theirs = config.build(spec, 0), config.build(spec, 0)
         mine.use_engine("autograd")
         rsl_rl.load(mine, weights)
-        rsl_rl.load(theirs, rsl_rl.read_weights(folder / f"after_{path.stem}.pt"))
+        rsl_rl.load(theirs, read(rsl_rl, folder / f"after_{path.stem}.pt"))
         std = bounded_std_type(row["settings"])
         written = rsl_rl.dump(mine, weights.iteration, generation=row["generation"], std=std)
         torch.save(written, folder / f"ours_{path.stem}.pt")

@@ -24,6 +24,11 @@ OBS, ACTIONS = 5, 2
 BOX = Continuous((-1.0,) * ACTIONS, (1.0,) * ACTIONS)
 
 
+def read(library, path):
+    """The weights of a file, by the names of its library."""
+    return library.weights_in(read_pickled(path), path)
+
+
 def spec_of(action=BOX, **groups):
     groups = groups or {"policy": OBS}
     return EnvSpec({name: TensorSpec((width,)) for name, width in groups.items()}, action, 4, final_obs="unknown")
@@ -113,7 +118,7 @@ def test_each_generation_of_rsl_rl_acts_as_it_did(generation, tmp_path):
     torch.save(theirs.file(generation, log), tmp_path / "model_42.pt")
     settings = changed(GENERATIONS[generation], {"critic.activation": "elu"} if generation == 5 else {})
     ppo = import_config(settings, parity=True).config.algorithm.build(spec_of(), 0)
-    weights = rsl_rl.read_weights(tmp_path / "model_42.pt")
+    weights = read(rsl_rl, tmp_path / "model_42.pt")
     rsl_rl.load(ppo, weights)
     action, _ = ppo.policy.act({"policy": theirs.obs})
     torch.testing.assert_close(action, theirs.act().detach(), atol=1e-6, rtol=0)
@@ -131,7 +136,7 @@ def test_a_std_in_another_parameterisation_keeps_its_value_and_loses_its_moments
     settings = changed(RSL_RL, {"actor.obs_normalization": False, "critic.activation": "elu"})
     ppo = import_config(settings).config.algorithm.build(spec_of(), 0)
     torch.save(theirs.file(5), tmp_path / "model_1.pt")
-    rsl_rl.load(ppo, rsl_rl.read_weights(tmp_path / "model_1.pt"))
+    rsl_rl.load(ppo, read(rsl_rl, tmp_path / "model_1.pt"))
     params, _ = ppo.policy.params({"policy": theirs.obs}, ())
     torch.testing.assert_close(ppo.distribution.std(params)[0], theirs.std)
     assert moments_in(ppo)["actor.head.raw_std"] == 0
@@ -236,7 +241,7 @@ def test_rl_games_acts_and_values_as_it_did(action, separate, tmp_path):
         f"_orig_mod.{name}" if i % 2 else name: tensor for i, (name, tensor) in enumerate(tree["model"].items())
     }
     torch.save(tree | {"model": compiled}, tmp_path / "small.pth")
-    weights = rl_games.read_weights(tmp_path / "small.pth")
+    weights = read(rl_games, tmp_path / "small.pth")
     rl_games.load(ppo, weights)
     obs = torch.randn(4, OBS) * 3
     params, _ = ppo.policy.params({"policy": obs}, ())
@@ -278,7 +283,7 @@ def test_what_is_written_is_read_without_running_anything_and_by_another_algorit
     first, second = config.build(spec_of(), 0), config.build(spec_of(), 1)
     torch.save(rsl_rl.dump(first, 5), tmp_path / "model_5.pt")
     assert read_pickled(tmp_path / "model_5.pt")["iter"] == 5
-    rsl_rl.load(second, rsl_rl.read_weights(tmp_path / "model_5.pt"))
+    rsl_rl.load(second, read(rsl_rl, tmp_path / "model_5.pt"))
     for (name, one), other in zip(first.model.state_dict().items(), second.model.state_dict().values(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 
@@ -317,4 +322,4 @@ def test_other_files_are_named_for_what_they_are(tmp_path):
     torch.save({"policy": torch.ones(2)}, tmp_path / "other.pt")
     for reader in (rsl_rl, rl_games):
         with pytest.raises(CheckpointRefused, match="it has policy"):
-            reader.read_weights(tmp_path / "other.pt")
+            read(reader, tmp_path / "other.pt")

@@ -1,5 +1,6 @@
 """Networks that users wrote for rl_games and RSL-RL train here, and their files go back."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -249,6 +250,26 @@ def test_a_model_of_rsl_rl_trains_saves_and_loads(tmp_path, caplog, roles, name)
     for i, entry in moments.items():
         torch.testing.assert_close(saved[i]["exp_avg"], entry["exp_avg"])
     again.learn(1)
+
+
+class Exports(Model):
+    """A model with its own exports, as RSL-RL's have."""
+
+    def as_jit(self):
+        return nn.Sequential(self.mlp, self.last)
+
+    def as_onnx(self, verbose=False):
+        return SimpleNamespace(input_names=["joints"], of=self)
+
+
+def test_a_model_of_the_users_exports_itself(tmp_path):
+    runner = OnPolicyRunner(Robots(), rsl_own("test_own_networks:Exports"), device="cpu")
+    model = runner.alg.ppo.model.actor.network.model
+    runner.export_policy_to_jit(str(tmp_path))
+    obs = torch.randn(3, PLACE)
+    torch.testing.assert_close(torch.jit.load(tmp_path / "policy.pt")(obs), model({"policy": obs}))
+    onnx = runner.alg.get_policy().as_onnx()
+    assert onnx.input_names == ["joints"] and onnx.of is model
 
 
 def test_a_recurrent_model_of_rsl_rl_computes_what_it_computes_alone():

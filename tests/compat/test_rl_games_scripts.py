@@ -6,13 +6,14 @@ import pytest
 import torch
 from test_rl_games_config import sac
 from test_rl_games_runner import N, VecEnv, Watching, points, settings  # noqa: F401
-from theirs import rl_games
+from theirs import REMOVED, rl_games
 
 from canter.compat import import_config
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import Agent, Runner, env_configurations, vecenv
 from canter.compat.rl_games.hooks import refuse_overrides
 from canter.core.plain import ConfigError
+from canter.training.guard import RunFailed
 
 
 def test_the_state_of_the_environment_is_saved_and_restored(tmp_path, points, monkeypatch):  # noqa: F811
@@ -28,6 +29,8 @@ def test_the_state_of_the_environment_is_saved_and_restored(tmp_path, points, mo
     again.load(settings(tmp_path, config__max_epochs=3))
     again.run({"train": True, "checkpoint": file})
     assert points[-1].state == saved
+    again.run({"play": True, "checkpoint": file})
+    assert len(points) == 3 and points[-1].state == read_pickled(file)["env_state"], "a player continues it too"
 
 
 def test_an_epoch_prints_rl_games_line_unless_print_stats_is_off(tmp_path, capsys):
@@ -158,6 +161,50 @@ def test_keys_may_be_ignored_in_training_and_play_and_the_message_says_how(tmp_p
     assert runner.agent.epoch_num == 2
     file = next((tmp_path / "exp" / "nn").glob("last_small_ep_2_*.pth"))
     assert isinstance(runner.run({"play": True, "checkpoint": str(file)}), float)
+
+
+def test_keys_to_ignore_are_a_list(tmp_path):
+    runner = Runner(ignore="params.config.mystery")
+    runner.load(settings(tmp_path, config__mystery=3))
+    with pytest.raises(ConfigError, match=r"ignore='params\.config\.mystery': expected a list of keys"):
+        runner.run({"train": True})
+
+
+@pytest.mark.parametrize("given", [{}, {"params": {"algo": {"name": "a2c_continuous"}}}, "pendulum.yaml"])
+def test_other_settings_are_refused_when_they_are_loaded(given):
+    with pytest.raises(ConfigError, match=r"expected {'params': {'algo': \.\.\., 'config': \.\.\.}}"):
+        Runner().load(given)
+
+
+@pytest.mark.parametrize("number", [REMOVED, -1, "${resolve_default:16,${...num_envs}}"])
+def test_a_number_of_environments_that_a_script_has_to_fill_in_is_asked_for(tmp_path, number):
+    for args in ({"train": True}, {"play": True}):
+        runner = Runner()
+        runner.load(settings(tmp_path, config__num_actors=number))
+        with pytest.raises(ConfigError, match=r"params\.config\.num_actors=.*: expected a whole number above 0"):
+            runner.run(args)
+
+
+def test_the_state_before_a_failure_is_saved_and_named(tmp_path, points, monkeypatch):  # noqa: F811
+    step = VecEnv.step
+
+    def fails_late(self, action):
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps > 40:  # in the third epoch
+            raise RuntimeError("the simulator died")
+        return step(self, action)
+
+    monkeypatch.setattr(VecEnv, "step", fails_late)
+    runner = Runner()
+    runner.load(settings(tmp_path, config__max_epochs=5, config__save_best_after=100))
+    with pytest.raises(RunFailed, match=r"the simulator died.*\. The newest state is in .*last_small_ep_2_rew_.*\.pth"):
+        runner.run({"train": True})
+    (file,) = (tmp_path / "exp" / "nn").glob("*.pth")
+    monkeypatch.setattr(VecEnv, "step", step)
+    again = Runner()
+    again.load(settings(tmp_path, config__max_epochs=3))
+    again.run({"train": True, "checkpoint": str(file)})
+    assert again.agent.epoch_num == 3, "one more epoch than in the file"
 
 
 def test_keys_may_be_ignored_of_an_environment_that_canter_knows(tmp_path):

@@ -13,6 +13,7 @@ from canter.compat import drop_in
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rsl_rl import OnPolicyRunner
 from canter.core.plain import ConfigError
+from canter.training.guard import RunFailed
 
 
 def test_an_iteration_prints_rsl_rls_block_and_a_subclass_may_log(tmp_path, capsys):
@@ -188,6 +189,45 @@ def test_keys_may_be_ignored():
     with pytest.raises(ConfigError, match=r"ignore=\['algorithm\.mystery'\] in a script"):
         OnPolicyRunner(Robots(), settings(algorithm__mystery=3), device="cpu")
     OnPolicyRunner(Robots(), settings(algorithm__mystery=3), device="cpu", ignore=["algorithm.mystery"])
+
+
+class FailsLate(Robots):
+    """A simulator that dies in the third iteration."""
+
+    steps = 0
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps > 20:
+            raise RuntimeError("the simulator died")
+        return super().step(action)
+
+
+def test_the_state_before_a_failure_is_saved_and_named(tmp_path):
+    runner = OnPolicyRunner(FailsLate(), settings(save_interval=50), log_dir=str(tmp_path), device="cpu")
+    with pytest.raises(RunFailed, match=r"the simulator died.*\. The newest state is in .*model_1\.pt"):
+        runner.learn(5)
+    assert sorted(path.name for path in tmp_path.glob("*.pt")) == ["model_0.pt", "model_1.pt"]
+    again = OnPolicyRunner(Robots(), settings(), device="cpu")
+    again.load(str(tmp_path / "model_1.pt"))
+    assert again.current_learning_iteration == 1
+    with pytest.raises(RunFailed, match=r"Nothing was saved, as there is no log_dir"):
+        OnPolicyRunner(FailsLate(), settings(), device="cpu").learn(5)
+
+
+def test_a_run_that_is_killed_while_it_saves_keeps_the_file_before(tmp_path, monkeypatch):
+    runner = OnPolicyRunner(Robots(), settings(), device="cpu")
+    runner.save(str(tmp_path / "model.pt"))
+    before = (tmp_path / "model.pt").read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("canter.core.storage.files.os.rename", killed)
+    runner.current_learning_iteration = 7
+    with pytest.raises(KeyboardInterrupt):
+        runner.save(str(tmp_path / "model.pt"))
+    assert (tmp_path / "model.pt").read_bytes() == before
 
 
 def test_names_of_older_scripts():

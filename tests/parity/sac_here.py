@@ -6,6 +6,7 @@ from sac_cases import ACTIONS, CASES, OBS, batches, settings
 
 from canter import Continuous, EnvSpec, TensorSpec
 from canter.compat import import_config
+from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import sac as files
 from canter.core.data.replay import ReplayBatch
 
@@ -15,7 +16,7 @@ def differences(case, path, expected, written):
     low, high = CASES[case]["bounds"]
     spec = EnvSpec({"policy": TensorSpec((OBS,))}, Continuous(tuple(low), tuple(high)), 4, final_obs="unknown")
     sac = import_config(settings(case), parity=True).config.algorithm.build(spec, 0)
-    files.load(sac, files.read_weights(path))
+    files.load(sac, files.weights_in(read_pickled(path), path))
     torch.save(files.dump(sac, 40, 160, -1e9), written)
     obs = {"policy": torch.from_numpy(batches(9)["obs"])}
     params, _ = sac.policy.params(obs, ())

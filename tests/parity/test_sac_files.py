@@ -41,7 +41,7 @@ def test_actions_values_and_two_further_updates_equal_those_of_rl_games_and_so_d
 
 def test_the_replay_buffer_is_in_no_file_of_rl_games_and_is_refilled():
     sac = build()
-    files.load(sac, files.read_weights(FILE))
+    files.load(sac, files.weights_in(read_pickled(FILE), FILE))
     sac.begin_iteration()
     assert not sac.stage.random and not sac.stage.learns, "the policy collects, and nothing is learned yet"
 
@@ -58,12 +58,12 @@ def test_other_settings_are_refused_and_change_nothing(options, message):
     sac = build(**options)
     before = [parameter.clone() for parameter in sac.policy.actor.parameters()]
     with pytest.raises(ConfigError, match=message):
-        files.load(sac, files.read_weights(FILE))
+        files.load(sac, files.weights_in(read_pickled(FILE), FILE))
     assert all(map(torch.equal, before, sac.policy.actor.parameters()))
 
 
 def test_broken_moments_are_refused_before_anything_is_changed():
-    sac, weights = build(), files.read_weights(FILE)
+    sac, weights = build(), files.weights_in(read_pickled(FILE), FILE)
     mean, square = weights.moments["critic.Q1.0.weight"]
     weights.moments["critic.Q1.0.weight"] = mean, square[:, :1]
     before = sac.learner.flat.clone()

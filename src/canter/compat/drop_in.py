@@ -8,12 +8,14 @@ N environments, times agents if there are several.
 from __future__ import annotations
 
 import importlib
+import io
 import logging
 import os
 import subprocess
 import sys
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType, SimpleNamespace
@@ -24,10 +26,12 @@ from torch import Tensor
 
 from canter.core.plain import ConfigError
 from canter.core.specs import ActionSpec, EnvSpec, Step, TensorSpec
+from canter.core.storage.files import replace_file
 from canter.core.struct import Obs
 from canter.envs.imports import is_allowed
 from canter.envs.robots.adapter import scalars
 from canter.nn.optimizer import ParameterGroup
+from canter.training.guard import RunFailed, RunStopped
 
 
 class SourceEnv:
@@ -74,6 +78,26 @@ _log = logging.getLogger(__name__)
 def is_first() -> bool:
     """Return True in the process that writes files: the only one, or torchrun's first."""
     return int(os.environ.get("RANK", "0")) == 0
+
+
+def save_file(tree: Mapping[str, Any], path: str | Path) -> None:
+    """Write a file with `torch.save`; whoever reads it sees the old one or the whole new one."""
+    buffer = io.BytesIO()
+    torch.save(tree, buffer)
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    replace_file(Path(path), buffer.getvalue())
+
+
+@contextmanager
+def saves_on_failure(save: Callable[[], str]) -> Iterator[None]:
+    """Save the last good state if training fails or is stopped, and name its file in the error."""
+    try:
+        yield
+    except RunFailed as error:
+        raise RunFailed(error.what, save(), error.rank) from error
+    except RunStopped as error:
+        error.add_note(save())
+        raise
 
 
 def optimizer_view(group: ParameterGroup) -> SimpleNamespace:

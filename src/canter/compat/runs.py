@@ -10,6 +10,7 @@ import torch
 
 from canter.algorithms.ppo import PPO
 from canter.algorithms.sac import SAC
+from canter.compat.drop_in import save_file
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rl_games import checkpoint as rl_games
 from canter.compat.rl_games import sac as rl_games_sac
@@ -76,8 +77,7 @@ def export_run(run: str | Path, config: TrainConfig, policy: Policy, path: str |
     algorithm.load_state_dict(saved["algorithm"])
     algorithm.acting.actor.load_state_dict(policy.actor.state_dict())
     tree = _written(algorithm, path.suffix, iteration, spec.num_envs)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(tree, path)
+    save_file(tree, path)
     return iteration
 
 

@@ -15,12 +15,13 @@ import numpy as np
 import torch
 from torch import nn
 
-from canter.compat.drop_in import is_first, open_writer, optimizer_view
+from canter.compat.drop_in import is_first, open_writer, optimizer_view, save_file, saves_on_failure
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
 from canter.compat.rl_games.env import (
     AmpEnv,
     RlGamesEnv,
+    call_env,
     create_vec_env,
     find_environment,
     find_network,
@@ -50,7 +51,7 @@ TAGS = {
 
 def imported_settings(params: Mapping[str, Any], spec: EnvSpec | None = None, **options: Any) -> Imported:
     """Return the imported settings of Runner's params; `spec` is needed to build a user's network."""
-    options["without"] = tuple((params["config"].get("features") or {}).get("ignore", ()))
+    options["without"] = (params["config"].get("features") or {}).get("ignore", ())
     builder = find_network(str((params.get("network") or {}).get("name")))
     if builder is None:
         return import_config({"params": plain(params)}, **options)
@@ -64,6 +65,15 @@ OBJECTS = ("env_info", "vec_env", "features", "observer", "reward_shaper_object"
 def plain(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return Runner's params without the objects that scripts put into them."""
     return {**params, "config": {key: value for key, value in params["config"].items() if key not in OBJECTS}}
+
+
+def number_of_actors(config: Mapping[str, Any]) -> int:
+    """Return the number of environments, which scripts fill in where a file does not."""
+    number = config.get("num_actors")
+    if type(number) is not int or number < 1:
+        key = "params.config.num_actors"
+        raise ConfigError(f"{key}={number!r}: expected a whole number above 0, set by the file or its script", key)
+    return number
 
 
 def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bool) -> Env:
@@ -130,7 +140,7 @@ class Agent:
         usual = f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
         by_rank = "cuda" in usual and self.config.get("multi_gpu")  # as rl_games does, overriding the file
         self.ppo_device = self.device = usual if by_rank else str(self.config.get("device", usual))
-        num_actors = int(self.config["num_actors"])
+        num_actors = number_of_actors(self.config)
         self.vec_env = make_env(params, num_actors, self.device, self.parity)
         self.num_actors = num_actors
         self.num_agents = self.vec_env.spec.num_agents
@@ -192,11 +202,18 @@ class Agent:
             most = self.config.get("max_epochs")
             _log.warning("max_epochs=%s: the file is of epoch %d, so nothing is left to train", most, self.epoch_num)
         self._call("after_clear_stats")
-        self.trainer.learn()
-        self.save(os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew__{self.mean_rewards:g}_"))
+        with saves_on_failure(self._save_last):
+            self.trainer.learn()
+        self._save_last()
         self.trainer.close()
         self.writer.flush()
         return self.last_mean_rewards, self.epoch_num
+
+    def _save_last(self) -> str:
+        """Write the file of the newest epoch, by rl_games' name of the last one; return a line about it."""
+        fn = os.path.join(self.nn_dir, f"last_{self.name}_ep_{self.epoch_num}_rew__{self.mean_rewards:g}_")
+        self.save(fn)
+        return f"The newest state is in {fn}.pth"
 
     def _after_iteration(self, report: Report) -> None:
         self.epoch_num = report.iteration
@@ -255,18 +272,12 @@ class Agent:
     def save(self, fn: str) -> None:
         """Write `fn.pth` in rl_games' layout, on the first rank."""
         if is_first():
-            torch.save(self.get_full_state_weights(), f"{fn}.pth")
+            save_file(self.get_full_state_weights(), f"{fn}.pth")
 
     def get_full_state_weights(self) -> dict[str, Any]:
         """Return the contents of a file, in rl_games' layout."""
         tree = self.files.dump(self.algorithm, self.epoch_num, self.frame, float(self.last_mean_rewards))
-        return tree | {"env_state": self._of_env("get_env_state")}
-
-    def _of_env(self, name: str, *arguments: Any) -> Any:
-        """Call a method of rl_games' environment; None without it."""
-        own = self.vec_env.env if isinstance(self.vec_env, RlGamesEnv) else None
-        method = getattr(own, name, None)
-        return None if method is None else method(*arguments)
+        return tree | {"env_state": call_env(self.vec_env, "get_env_state")}
 
     def restore(self, fn: str, set_epoch: bool = True) -> None:
         """Continue from a file of rl_games, or of this class, without running code in it."""
@@ -277,7 +288,8 @@ class Agent:
         """Load only the central value from a file; rl_games' `load_critic_only`."""
         if getattr(self.algorithm.config, "central_value", None) is None:
             raise ConfigError("load_critic_only=True: the settings have no central_value_config")
-        self.files.load(self.algorithm, self.files.read_weights(with_suffix(fn)), ("critic",))
+        path = with_suffix(fn)
+        self.files.load(self.algorithm, self.files.weights_in(read_pickled(path), path), ("critic",))
 
     def set_full_state_weights(self, weights: Mapping[str, Any], set_epoch: bool = True) -> None:
         """Continue from the contents of a file."""
@@ -286,7 +298,7 @@ class Agent:
     def _take(self, tree: Mapping[str, Any], path: Path, set_epoch: bool) -> None:
         weights: Weights = self.files.weights_in(tree, path)
         self.files.load(self.algorithm, weights)
-        self._of_env("set_env_state", tree.get("env_state"))
+        call_env(self.vec_env, "set_env_state", tree.get("env_state"))
         if set_epoch:
             self.epoch_num, self.frame = done = weights.iteration, weights.env_steps
             counts = {"rollouts": done[0], "updates": done[0], "env_steps": done[1]}

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from canter.algorithms.extensions.amp import AMP
 from canter.algorithms.ppo import PPO
 from canter.compat.layout import check_rl_games, is_impala
-from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.pickled_file import CheckpointRefused, number
 from canter.compat.rl_games.own_network import OwnNetwork
 from canter.compat.weights import (
     Link,
@@ -85,16 +85,8 @@ def is_rl_games(tree: Mapping[str, Any]) -> bool:
     return isinstance(tree.get("model"), Mapping) and any(NET in str(name) for name in tree["model"])
 
 
-def read_weights(path: str | Path) -> Weights:
-    """Read the weights of a file, by rl_games' names.
-
-    Those of a central value begin with `central.`.
-    """
-    return weights_in(read_pickled(path), Path(path))
-
-
 def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:
-    """Return the weights of a file's contents."""
+    """Return the weights of a file's contents, by rl_games' names; those of a central value begin with `central.`."""
     if not is_rl_games(tree):
         raise CheckpointRefused(path, f"no file of rl_games' PPO: it has {', '.join(map(str, list(tree)[:8]))}")
     model = uncompiled(tree["model"])

@@ -23,7 +23,16 @@ from torch import Tensor
 from canter.compat.drop_in import SourceEnv
 from canter.core.declarations import MotionSpec
 from canter.core.plain import ConfigError
-from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, MultiDiscrete, Step, TrainingProgress
+from canter.core.specs import (
+    ACTION_MASK,
+    ActionSpec,
+    Continuous,
+    Discrete,
+    Env,
+    MultiDiscrete,
+    Step,
+    TrainingProgress,
+)
 from canter.core.struct import Obs
 from canter.nn.network import networks
 
@@ -218,6 +227,12 @@ class AmpEnv(RlGamesEnv):
         rows = torch.arange(self.next, self.next + self.batch, device=self.device) % len(self.kept)
         self.kept[rows] = self.tensor(self.fetch(self.batch))
         self.next = (self.next + self.batch) % len(self.kept)
+
+
+def call_env(env: Env, name: str, *arguments: Any) -> Any:
+    """Call a method of rl_games' environment; return None without it."""
+    method = getattr(env.env, name, None) if isinstance(env, RlGamesEnv) else None
+    return None if method is None else method(*arguments)
 
 
 AMP = "amp"

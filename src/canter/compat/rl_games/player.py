@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor
 from canter.algorithms.ppo import PPOConfig
 from canter.algorithms.sac import SACConfig
 from canter.compat.own_module import by_layer, stacked
+from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
-from canter.compat.rl_games.agent import imported_settings, make_env, with_suffix
-from canter.compat.rl_games.env import RlGamesEnv
+from canter.compat.rl_games.agent import imported_settings, make_env, number_of_actors, with_suffix
+from canter.compat.rl_games.env import RlGamesEnv, call_env
 from canter.config import TrainConfig
 from canter.core.specs import ACTION_MASK, EnvSpec
 from canter.core.struct import Obs, State
@@ -46,7 +48,7 @@ class PpoPlayer:
         self.device = torch.device(str(self.config.get("device_name", self.config.get("device", "cpu"))))
         if self.device.type == "cuda" and not torch.cuda.is_available():
             self.device = torch.device("cpu")
-        count = int(self.config["num_actors"])
+        count = number_of_actors(self.config)
         own = {"env_config": self.player_config["env_config"]} if "env_config" in self.player_config else {}
         actors = int(self.player_config.get("num_actors", count))
         self.env = make_env({**params, "config": {**self.config, **own}}, actors, str(self.device), self.parity)
@@ -72,8 +74,15 @@ class PpoPlayer:
         return self.ppo.policy
 
     def restore(self, fn: str) -> None:
-        """Load the policy from a file, without running code in it."""
-        checkpoint.load(self.ppo, checkpoint.read_weights(with_suffix(fn)), ("actor", "critic"))
+        """Load the policy and the environment's state from a file, without running code in it."""
+        path = with_suffix(fn)
+        tree = read_pickled(path)
+        self._load(tree, path)
+        if tree.get("env_state") is not None:
+            call_env(self.env, "set_env_state", tree["env_state"])
+
+    def _load(self, tree: Mapping[str, Any], path: Path) -> None:
+        checkpoint.load(self.ppo, checkpoint.weights_in(tree, path), ("actor", "critic"))
 
     def reset(self) -> None:
         """Reset the recurrent state."""
@@ -179,9 +188,8 @@ class SacPlayer(PpoPlayer):
         policy.actor.to(spec.device)
         return policy
 
-    def restore(self, fn: str) -> None:
-        """Load the policy from a file, without running code in it."""
-        sac.tensors_of({"actor": self.policy.actor}).load(sac.read_weights(with_suffix(fn)))
+    def _load(self, tree: Mapping[str, Any], path: Path) -> None:
+        sac.tensors_of({"actor": self.policy.actor}).load(sac.weights_in(tree, path))
 
 
 class EndedGames:

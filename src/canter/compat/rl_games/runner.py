@@ -18,7 +18,7 @@ import torch
 from canter.compat.rl_games.agent import OBJECTS, Agent, AmpAgent, SacAgent, plain
 from canter.compat.rl_games.hooks import DefaultAlgoObserver, IsaacGymAmp, refuse_overrides, refuse_rl_games_agents
 from canter.compat.rl_games.player import PpoPlayer, SacPlayer
-from canter.compat.settings.rl_games import NO_POPULATIONS
+from canter.compat.settings.rl_games import NO_POPULATIONS, is_rl_games
 from canter.core.plain import ConfigError
 from canter.core.registry import nearest
 from canter.nn.actor_critic import Policy
@@ -63,7 +63,7 @@ class Runner:
 
     def __init__(self, algo_observer: Any = None, *, ignore: Sequence[str] = ()) -> None:
         self.algo_observer = algo_observer or DefaultAlgoObserver()
-        self.ignore = tuple(ignore)
+        self.ignore = ignore
         self.algo_factory = ObjectFactory("agent")
         self.player_factory = ObjectFactory("player")
         for name, agent, player in BUILDERS:
@@ -77,6 +77,8 @@ class Runner:
 
     def load(self, yaml_config: Mapping[str, Any]) -> None:
         """Load settings, `{"params": ...}`; they are copied and never changed."""
+        if not is_rl_games(yaml_config):
+            raise ConfigError(f"load({yaml_config!r:.60}): expected {{'params': {{'algo': ..., 'config': ...}}}}")
         if (yaml_config.get("pbt") or {}).get("enabled"):  # Isaac Lab's: it would start rl_games itself again
             raise ConfigError(f"pbt.enabled=True: {NO_POPULATIONS}", "pbt.enabled")
         self.default_config = _copied(yaml_config["params"])

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.algorithms.sac import SAC
-from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.pickled_file import CheckpointRefused, number
 from canter.compat.rl_games.checkpoint import buffers_of, statistics_in, uncompiled
 from canter.compat.weights import Link, NetworkTensors, Weights, check_names, linear_links, torch_adam, with_statistics
 from canter.core.plain import ConfigError
@@ -37,11 +37,6 @@ NETWORKS = ("actor", "critic", "critic_target")
 def is_sac(tree: Mapping[str, Any]) -> bool:
     """Return True for a file of rl_games' SAC."""
     return all(isinstance(tree.get(part), Mapping) for part in NETWORKS)
-
-
-def read_weights(path: Path) -> Weights:
-    """Read the weights of a file, by rl_games' names."""
-    return weights_in(read_pickled(path), path)
 
 
 def weights_in(tree: Mapping[str, Any], path: Path) -> Weights:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from canter.algorithms.extensions.rnd import RND
 from canter.algorithms.ppo import PPO
 from canter.compat.layout import check_rsl_rl
-from canter.compat.pickled_file import CheckpointRefused, number, read_pickled
+from canter.compat.pickled_file import CheckpointRefused, number
 from canter.compat.rsl_rl.own_model import OwnModel
 from canter.compat.weights import (
     Link,
@@ -71,11 +71,6 @@ def is_rsl_rl(tree: Mapping[str, Any]) -> bool:
     return ("model_state_dict" in tree or "actor_state_dict" in tree) and "iter" in tree
 
 
-def read_weights(path: str | Path) -> Weights:
-    """Read the weights of a file of any generation, by the names of 5.x."""
-    return weights_in(read_pickled(path), Path(path))
-
-
 def own_buffers(ppo: PPO) -> dict[str, Tensor]:
     """Return the buffers of the user's models by their names in a file."""
     parts = (("actor", ppo.model.actor.network), ("critic", ppo.model.critic.network))
@@ -84,7 +79,7 @@ def own_buffers(ppo: PPO) -> dict[str, Tensor]:
 
 
 def weights_in(tree: Mapping[str, Any], path: Path, own: Mapping[str, Tensor] = MappingProxyType({})) -> Weights:
-    """Return the weights of a file's contents; `own` are the buffers of the user's models."""
+    """Return the weights of a file of any generation, by the names of 5.x; `own` are buffers of the user's models."""
     if "actor_state_dict" in tree and "critic_state_dict" in tree:
         models: dict[str, Any] = {}
         for role in ("actor", "critic"):

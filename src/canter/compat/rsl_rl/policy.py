@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from canter.compat.rsl_rl.exported import ExportedLSTM, ExportedPolicy, ExportedRNN, JoinedNormalizer
+from canter.compat.rsl_rl.own_model import OwnModel
 from canter.compat.weights import network_of
 from canter.core.plain import ConfigError
 from canter.core.struct import Obs, State, tree_map
@@ -114,15 +115,19 @@ class InferencePolicy(InferenceModel):
         return SimpleNamespace(rnn=exported(self.policy).rnn)
 
     def as_jit(self) -> nn.Module:
-        """Return a module for TorchScript.
-
-        Concatenated observations `[1, D]` to the mean `[1, A]`, with `reset()`.
-        """
-        return exported(self.policy)
+        """Return a module for TorchScript: concatenated observations `[1, D]` to the mean `[1, A]`, and `reset()`."""
+        own = self._own_model()
+        return exported(self.policy) if own is None else own.as_jit()
 
     def as_onnx(self, verbose: bool = False) -> nn.Module:
         """Return a module for ONNX, with the recurrent state as input and output."""
-        return OnnxPolicy(exported(self.policy))
+        own = self._own_model()
+        return OnnxPolicy(exported(self.policy)) if own is None else own.as_onnx(verbose)
+
+    def _own_model(self) -> Any:
+        """Return the user's model, which exports itself; None for a network of Canter's."""
+        network = self.policy.actor.network
+        return network.model if isinstance(network, OwnModel) else None
 
 
 def exported(policy: Policy) -> ExportedPolicy | ExportedRNN:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from canter.algorithms.ppo import PPO
-from canter.compat.drop_in import is_first, optimizer_view
+from canter.compat.drop_in import is_first, optimizer_view, save_file, saves_on_failure
 from canter.compat.pickled_file import CheckpointRefused, read_pickled
 from canter.compat.rsl_rl import checkpoint
 from canter.compat.rsl_rl.env import RslRlEnv, symmetries_in
@@ -148,7 +148,7 @@ class OnPolicyRunner:
         self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = ranks
         self.is_distributed = self.gpu_world_size > 1
         parity = options.pop("parity", self.parity)
-        ignore = tuple(options.pop("ignore", ()))
+        ignore = options.pop("ignore", ())
         if options:
             raise TypeError(f"unexpected arguments {', '.join(options)}")
         self.adapter = RslRlEnv(env, device)
@@ -215,10 +215,19 @@ class OnPolicyRunner:
         self._last = self._first + num_learning_iterations
         self.logger.init_logging_writer()
         self.alg.policy.reset()
-        self.trainer.learn(num_learning_iterations)
+        with saves_on_failure(self._save_newest):
+            self.trainer.learn(num_learning_iterations)
+        self._save_newest()
         if self.logger.log_dir is not None:
-            self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
             self.logger.stop_logging_writer()
+
+    def _save_newest(self) -> str:
+        """Write the file of the newest iteration, if there is a folder for it; return a line about it."""
+        if self.logger.log_dir is None:
+            return "Nothing was saved, as there is no log_dir"
+        path = os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt")
+        self.save(path)
+        return f"The newest state is in {path}"
 
     def _after_iteration(self, report: Report) -> None:
         self.current_learning_iteration = self._next
@@ -226,7 +235,7 @@ class OnPolicyRunner:
         if self.logger.log_dir is not None:
             self.log(self._locals(report))
             if self.current_learning_iteration % self.save_interval == 0:
-                self.save(os.path.join(self.logger.log_dir, f"model_{self.current_learning_iteration}.pt"))
+                self._save_newest()
 
     def _locals(self, report: Report) -> dict[str, Any]:
         """Return what RSL-RL up to 4.x passes to `log`, and Canter's `report`."""
@@ -253,11 +262,9 @@ class OnPolicyRunner:
 
     def save(self, path: str, infos: dict[str, Any] | None = None) -> None:
         """Write a file that RSL-RL loads, on the first rank."""
-        if not is_first():
-            return
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        torch.save({**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}, path)
-        self.logger.save_model(path, self.current_learning_iteration)
+        if is_first():
+            save_file({**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}, path)
+            self.logger.save_model(path, self.current_learning_iteration)
 
     def load(
         self, path: str, load_cfg: Any = None, strict: bool = True, map_location: str | None = None, **old: Any

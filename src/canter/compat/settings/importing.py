@@ -8,7 +8,7 @@ from `cfg/config.yaml` and `cfg/task/Ant.yaml`.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def import_config(
     num_envs: int | None = None,
     agents: int = 1,
     given: Mapping[str, Any] | None = None,
-    without: tuple[str, ...] = (),
+    without: Sequence[str] = (),
     release: str | None = None,
 ) -> Imported:
     """Import settings of rl_games or RSL-RL: YAML, a mapping, or a Python file that is not run.
@@ -196,9 +196,11 @@ def import_config(
     `ImportRefused`, with the whole report, for a key that Canter cannot honour, and ConfigError for
     values that make no sense.
     """
+    if isinstance(without, str):
+        raise ConfigError(f"ignore={without!r}: expected a list of keys, such as [{without!r}]")
     twice: list[str] = []
     name, tree, lines = read_source(source, given or {}, twice)
-    run = Import(tree, ImportReport(name, "", parity), lines, without, env, num_envs, agents)
+    run = Import(tree, ImportReport(name, "", parity), lines, tuple(without), env, num_envs, agents)
     generation = generation_of(tree)
     population = None
     if is_rl_games(tree):

@@ -107,9 +107,9 @@ DISTRIBUTIONS = {
 OLD_MODELS = {"discrete_a2c_lstm": "discrete_a2c", "continuous_a2c_lstm_logstd": "continuous_a2c_logstd"}
 
 
-def is_rl_games(tree: Mapping[str, Any]) -> bool:
+def is_rl_games(tree: Any) -> bool:
     """Return True for settings written for rl_games."""
-    params = tree.get("params")
+    params = tree.get("params") if isinstance(tree, Mapping) else None
     return isinstance(params, Mapping) and "config" in params and "algo" in params
 
 
