@@ -190,18 +190,15 @@ def open_writer(folder: str, service: str = "tensorboard", project: str = "", co
     if not is_first():
         return NoWriter()
     events = _event_writer(folder)
-    if service == "tensorboard":
-        return events
-    if service not in SERVICES:
-        _say_once(
-            f"logger={service!r} is not known (tensorboard, wandb, neptune): only TensorBoard's files are written"
-        )
-        return events
-    try:
-        return ServiceWriter(events, SERVICES[service](folder, project, config or {}))
-    except (ModuleNotFoundError, KeyError) as error:
-        remedy = f"pip install {error.name}" if isinstance(error, ImportError) else f"set {error.args[0]}"
-        _say_once(f"logger={service}: {remedy}; until then only TensorBoard's files are written")
+    only = "only TensorBoard's files are written"
+    if service in SERVICES:
+        try:
+            return ServiceWriter(events, SERVICES[service](folder, project, config or {}))
+        except (ModuleNotFoundError, KeyError) as error:
+            remedy = f"pip install {error.name}" if isinstance(error, ImportError) else f"set {error.args[0]}"
+            _say_once(f"logger={service}: {remedy}; until then {only}")
+    elif service != "tensorboard":
+        _say_once(f"logger={service!r} is not known (tensorboard, wandb, neptune): {only}")
     return events
 
 

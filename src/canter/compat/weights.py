@@ -94,6 +94,28 @@ class Weights:
         known = float(rate) if isinstance(rate, int | float | Tensor) else None
         self.optimizers[phase] = OptimizerProgress(steps, known)
 
+    def torch_adam(self, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:
+        """Return the state of `torch.optim.Adam` for these parameters, in this order."""
+        progress = self.optimizers[phase]
+        state: dict[int, dict[str, Tensor]] = {}
+        for i, name in enumerate(names):
+            if name in self.moments and progress.steps:
+                mean, square = self.moments[name]
+                state[i] = {"step": torch.tensor(float(progress.steps)), "exp_avg": mean, "exp_avg_sq": square}
+        switches = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
+        group = {"lr": progress.learning_rate, "betas": config.betas, "eps": config.eps}
+        group["weight_decay"] = config.weight_decay
+        group |= dict.fromkeys(switches, False) | {"foreach": None, "fused": None, "params": list(range(len(names)))}
+        return {"state": state, "param_groups": [group]}
+
+    def check_names(self, links: Iterable[Link], of: tuple[str, ...] = ("",), spare: tuple[str, ...] = ()) -> None:
+        """Raise ConfigError for a parameter without a link, if its name starts like `of` and not like `spare`."""
+        known = {link.theirs for link in links}
+        unknown = sorted(name for name in self.parameters if name.startswith(of) and name not in known)
+        unknown = [name for name in unknown if not name.startswith(spare)]
+        if unknown:
+            raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
+
 
 def network_of(part: nn.Module, role: str) -> Network:
     """Return the standard network of an actor or critic.
@@ -299,17 +321,6 @@ def with_statistics(normalizers: Iterable[Any]) -> list[Normalizer]:
     return [each for each in normalizers if isinstance(each, Normalizer)]
 
 
-def check_names(
-    weights: Weights, links: Iterable[Link], of: tuple[str, ...] = ("",), spare: tuple[str, ...] = ()
-) -> None:
-    """Raise ConfigError for a parameter without a link, of those whose names start like `of` and not like `spare`."""
-    known = {link.theirs for link in links}
-    unknown = sorted(name for name in weights.parameters if name.startswith(of) and name not in known)
-    unknown = [name for name in unknown if not name.startswith(spare)]
-    if unknown:
-        raise ConfigError(f"the settings have no place for the file's {', '.join(unknown)}")
-
-
 def check_statistics(parts: list[Normalizer], found: Statistics | None, name: str) -> None:
     """Raise ConfigError unless file and settings have statistics of the same width."""
     width = sum(part.mean.numel() for part in parts)
@@ -352,18 +363,3 @@ def statistics_of(parts: list[Normalizer]) -> Statistics | None:
     variance = [part.m2 / part.count if count else torch.ones_like(part.m2) for part in parts]
     mean = torch.cat([part.mean.reshape(-1) for part in parts]).cpu()
     return Statistics(mean, torch.cat([each.reshape(-1) for each in variance]).cpu(), count)
-
-
-def torch_adam(weights: Weights, names: list[str], phase: str, config: OptimizerConfig) -> dict[str, Any]:
-    """Return the state of `torch.optim.Adam` for these parameters, in this order."""
-    progress = weights.optimizers[phase]
-    state: dict[int, dict[str, Tensor]] = {}
-    for i, name in enumerate(names):
-        if name in weights.moments and progress.steps:
-            mean, square = weights.moments[name]
-            state[i] = {"step": torch.tensor(float(progress.steps)), "exp_avg": mean, "exp_avg_sq": square}
-    switches = ("amsgrad", "maximize", "capturable", "differentiable", "decoupled_weight_decay")
-    group = {"lr": progress.learning_rate, "betas": config.betas, "eps": config.eps}
-    group["weight_decay"] = config.weight_decay
-    group |= dict.fromkeys(switches, False) | {"foreach": None, "fused": None, "params": list(range(len(names)))}
-    return {"state": state, "param_groups": [group]}

@@ -22,12 +22,10 @@ from canter.compat.weights import (
     OptimizerProgress,
     Statistics,
     Weights,
-    check_names,
     linear_links,
     network_links,
     network_of,
     tensors_of,
-    torch_adam,
     with_statistics,
 )
 from canter.core.plain import ConfigError
@@ -223,14 +221,14 @@ def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = ("actor", "critic"
         # The actor's own critic is not used, and exists only with central_value.actor_value.
         spare += (f"{NET}.value.", f"{NET}.critic_", f"{NET}.c_")
     links = links_of(ppo)
-    check_names(weights, links, spare=spare)
+    weights.check_names(links, spare=spare)
     if ppo.model.shared_trunk:
         weights.statistics.pop("critic", None)
         if "actor" in weights.statistics:
             weights.statistics["critic"] = weights.statistics["actor"]
     if amp is not None:
         style = tensors_of_amp(amp)
-        check_names(weights, style.links, of=(DISCRIMINATOR,))
+        weights.check_names(style.links, of=(DISCRIMINATOR,))
         style.check(weights)
     tensors = tensors_of(ppo, links, parts)
     for role, normalizers in tensors.normalizers:
@@ -260,7 +258,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
         "model": statistics | model,
         "epoch": epoch,
         "frame": frame,
-        "optimizer": torch_adam(weights, list(model), "policy", ppo.config.optimizer),
+        "optimizer": weights.torch_adam(list(model), "policy", ppo.config.optimizer),
         "last_mean_rewards": best,
         "env_state": None,
     }
@@ -269,7 +267,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
         own = {name.removeprefix(CENTRAL): tensor for name, tensor in central.items()}
         stats = _statistics(weights, "value") | _statistics(weights, "critic", ppo)
         tree["assymetric_vf_nets"] = {f"model.{name}": tensor for name, tensor in (stats | own).items()}
-        tree["assymetric_vf_optimizer"] = torch_adam(weights, list(central), "central_value", config)
+        tree["assymetric_vf_optimizer"] = weights.torch_adam(list(central), "central_value", config)
     amp = discriminator_of(ppo)
     if amp is None:
         return tree
@@ -280,7 +278,7 @@ def dump(ppo: PPO, epoch: int, frame: int, best: float) -> dict[str, Any]:
 def _with_style(tree: dict[str, Any], style: Weights, config: OptimizerConfig) -> dict[str, Any]:
     """Return the file with the discriminator after the policy's parameters, in one Adam."""
     policy = tree["optimizer"]
-    adam = torch_adam(style, list(style.parameters), FRAMES, config)
+    adam = style.torch_adam(list(style.parameters), FRAMES, config)
     first = len(policy["param_groups"][0]["params"])
     policy["param_groups"][0]["params"] += [first + place for place in adam["param_groups"][0]["params"]]
     policy["state"] |= {first + place: state for place, state in adam["state"].items()}

@@ -23,16 +23,7 @@ from torch import Tensor
 from canter.compat.drop_in import SourceEnv
 from canter.core.declarations import MotionSpec
 from canter.core.plain import ConfigError
-from canter.core.specs import (
-    ACTION_MASK,
-    ActionSpec,
-    Continuous,
-    Discrete,
-    Env,
-    MultiDiscrete,
-    Step,
-    TrainingProgress,
-)
+from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, Env, MultiDiscrete, Step, TrainingProgress
 from canter.core.struct import Obs
 from canter.nn.network import networks
 

@@ -68,12 +68,10 @@ HOOKS = {
     "train_actor_critic": "canter.Extension.loss(batch, output)",
     "update_lr": "a schedule of your own (canter.register('schedule', NAME))",
     "_eval_disc": "the extension amp: leave the registration of amp_continuous out, which is known here",
+    "write_stats": "AlgoObserver.after_print_stats",
+    "print_stats": "AlgoObserver.after_print_stats",
 }
 """Methods that subclasses of rl_games' agents override, and the extension point here."""
-
-
-REPORTING = ("write_stats", "print_stats")
-"""Methods that a subclass may override without changing what is learned."""
 
 
 class IsaacGymAmp(Exception):
@@ -94,11 +92,6 @@ def refuse_overrides(cls: type, own: type | None = None) -> None:
         advice = "; ".join(f"{name}: {HOOKS[name]}" for name in changed)
         raise ConfigError(f"{cls.__name__} changes the inside of rl_games' agent, which is not there. Use {advice}")
     if len(users) < len(bases):
-        reporting = sorted({name for base in users for name in vars(base) if name in REPORTING})
-        if reporting:
-            raise ConfigError(
-                f"{cls.__name__}: {', '.join(reporting)} of rl_games' agent: use AlgoObserver.after_print_stats"
-            )
         raise ConfigError(
             f"{cls.__name__} is an agent of rl_games itself, or adds nothing to it: leave its registration with "
             "algo_factory out"

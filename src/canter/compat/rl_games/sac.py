@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from canter.algorithms.sac import SAC
 from canter.compat.pickled_file import CheckpointRefused, number
 from canter.compat.rl_games.checkpoint import buffers_of, statistics_in, uncompiled
-from canter.compat.weights import Link, NetworkTensors, Weights, check_names, linear_links, torch_adam, with_statistics
+from canter.compat.weights import Link, NetworkTensors, Weights, linear_links, with_statistics
 from canter.core.plain import ConfigError
 from canter.core.specs import Continuous
 from canter.nn.actor_critic import Actor
@@ -174,7 +174,7 @@ def load(sac: SAC, weights: Weights) -> None:
     """Continue from a file; it holds no replay buffer, so its policy collects a new one."""
     tensors = tensors_of(modules_of(sac), sac.learner.optimizers)
     weights.parameters.setdefault("log_alpha", sac.learner.temperature.log)
-    check_names(weights, tensors.links)
+    weights.check_names(tensors.links)
     tensors.check(weights)
     weights = _convert_actions(weights, *_action_scale(sac))
     _scale_temperature(weights, 1 / weights.parameters["log_alpha"].exp().item())
@@ -203,5 +203,5 @@ def dump(sac: SAC, epoch: int, frame: int, best: float) -> dict[str, Any]:
     for phase, part in OPTIMIZERS.items():
         names = [name for name in weights.parameters if name.split(".")[0] == part]
         (group,) = learner.optimizers[phase].groups.values()
-        tree[f"{part}_optimizer"] = torch_adam(weights, names, phase, group.config)
+        tree[f"{part}_optimizer"] = weights.torch_adam(names, phase, group.config)
     return tree | {"epoch": epoch, "frame": frame, "last_mean_rewards": best, "env_state": None}

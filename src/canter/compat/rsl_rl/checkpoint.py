@@ -22,12 +22,10 @@ from canter.compat.weights import (
     Statistics,
     StdOf,
     Weights,
-    check_names,
     linear_links,
     network_links,
     network_of,
     tensors_of,
-    torch_adam,
     with_statistics,
 )
 from canter.core.plain import ConfigError
@@ -149,7 +147,7 @@ def _dump_curiosity(rnd: RND) -> dict[str, Any]:
             shape = (1,) if role == "rnd bonus" else (1, -1)
             buffers = _buffers(found, found.variance.sqrt(), shape)
             state |= {f"{at}.{name}": value for name, value in buffers.items()}
-    optimizer = torch_adam(weights, list(weights.moments), "rnd", rnd.config.optimizer)
+    optimizer = weights.torch_adam(list(weights.moments), "rnd", rnd.config.optimizer)
     state = {name.removeprefix(CURIOSITY): tensor for name, tensor in state.items()}
     return {"rnd_state_dict": state, "rnd_optimizer_state_dict": optimizer}
 
@@ -217,7 +215,7 @@ def load(
     """Load the weights of a file into PPO; without `strict`, those that have a place."""
     links = links_of(ppo, LOG_STD if LOG_STD in weights.parameters else STD)
     if strict and {"actor", "critic"} <= set(parts):
-        check_names(weights, links, spare=(CURIOSITY,))  # RSL-RL loads it only where it is used
+        weights.check_names(links, spare=(CURIOSITY,))  # RSL-RL loads it only where it is used
     buffers = {name: x for name, x in own_buffers(ppo).items() if name.partition(".")[0] in parts}
     own = NetworkTensors(buffers, [Link(name, name) for name in buffers])
     own.check(Weights(weights.buffers), strict=strict)
@@ -225,7 +223,7 @@ def load(
     side: NetworkTensors | None = None
     if rnd is not None and any(name.startswith(CURIOSITY) for name in weights.parameters):
         side = tensors_of_curiosity(rnd)
-        check_names(weights, side.links, of=(CURIOSITY,))
+        weights.check_names(side.links, of=(CURIOSITY,))
         side.check(weights)
     tensors_of(ppo, links, parts).load(weights, strict=strict)
     own.load(Weights(weights.buffers), strict=strict)
@@ -259,7 +257,7 @@ def dump(ppo: PPO, iteration: int, infos: Any = None, generation: int = 5, std: 
     rnd = curiosity_of(ppo)
     return {
         **_layout(models, statistics, generation),
-        "optimizer_state_dict": torch_adam(weights, names, "policy", ppo.config.optimizer),
+        "optimizer_state_dict": weights.torch_adam(names, "policy", ppo.config.optimizer),
         **({} if rnd is None else _dump_curiosity(rnd)),
         "iter": iteration,
         "infos": infos,

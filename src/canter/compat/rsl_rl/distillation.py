@@ -44,9 +44,8 @@ def section_of(train_cfg: Mapping[str, Any], role: str) -> dict[str, Any]:
             "activation": old.get("activation", "elu"),
             "obs_normalization": old.get(f"{role}_obs_normalization", usual),
         }
-        if str(class_name(old.get("class_name"))).endswith("Recurrent") and (
-            role == "student" or old.get("teacher_recurrent")
-        ):
+        recurrent = str(class_name(old.get("class_name"))).endswith("Recurrent")
+        if recurrent and (role == "student" or old.get("teacher_recurrent")):
             own |= {key: old[key] for key in ("rnn_type", "rnn_hidden_dim", "rnn_num_layers") if key in old}
             own["class_name"] = "RNNModel"
     std = {"init_std": old.get("init_noise_std", 0.1), "std_type": old.get("noise_std_type", "scalar")}
@@ -92,12 +91,10 @@ class DistillationAlg(LearningAlg):
 
         Return True to load the iteration.
         """
-        of_student = "student_state_dict" in loaded_dict or any(
-            name.startswith("student.") for name in loaded_dict.get("model_state_dict", ())
-        )
-        requested = (
-            dict(load_cfg) if load_cfg is not None else dict.fromkeys(PARTS if of_student else ("teacher",), True)
-        )
+        names = loaded_dict.get("model_state_dict", ())
+        of_student = "student_state_dict" in loaded_dict or any(name.startswith("student.") for name in names)
+        usual = dict.fromkeys(PARTS if of_student else ("teacher",), True)
+        requested = usual if load_cfg is None else load_cfg
         for role in ROLES:
             if requested.get(role):
                 self._load(role, loaded_dict, of_student, bool(requested.get("optimizer")), strict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -128,36 +128,37 @@ class OnPolicyRunner:
 
     `train_cfg` may be of any generation. With `parity` (of the class, or an argument of the
     constructor) RSL-RL's numbers are kept, the default, so that files can be continued in both
-    libraries. A run writes `model_N.pt` files to `log_dir` in the layout of the generation that the
-    settings are written for.
+    libraries. `ignore` are keys to leave out that would be refused. A run writes `model_N.pt` files to
+    `log_dir` in the layout of the generation that the settings are written for.
     """
 
     parity = True
-    """`ignore=[KEY, ...]` of the constructor leaves out keys that would be refused."""
 
     def __init__(
-        self, env: Any, train_cfg: Mapping[str, Any], log_dir: str | None = None, device: str = "cpu", **options: Any
+        self,
+        env: Any,
+        train_cfg: Mapping[str, Any],
+        log_dir: str | None = None,
+        device: str = "cpu",
+        *,
+        parity: bool | None = None,
+        ignore: Sequence[str] = (),
     ) -> None:
         self.env = env
         self.cfg = train_cfg
         self.device = device
         self.log_dir = log_dir
-        ranks = (
-            int(os.environ.get(name, usual)) for name, usual in (("WORLD_SIZE", 1), ("RANK", 0), ("LOCAL_RANK", 0))
-        )
-        self.gpu_world_size, self.gpu_global_rank, self.gpu_local_rank = ranks
+        self.gpu_world_size = int(os.environ.get("WORLD_SIZE", 1))
+        self.gpu_global_rank = int(os.environ.get("RANK", 0))
+        self.gpu_local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.is_distributed = self.gpu_world_size > 1
-        parity = options.pop("parity", self.parity)
-        ignore = options.pop("ignore", ())
-        if options:
-            raise TypeError(f"unexpected arguments {', '.join(options)}")
         self.adapter = RslRlEnv(env, device)
         self.adapter.declare(symmetries_in(train_cfg, self.adapter))
         settings = with_step_time(self._with_groups(train_cfg), env)
         own = own_models(settings)
-        imported = import_config(
-            with_stand_ins(settings, own), parity=parity, num_envs=int(env.num_envs), without=ignore
-        )
+        parity = self.parity if parity is None else parity
+        known = with_stand_ins(settings, own)
+        imported = import_config(known, parity=parity, num_envs=int(env.num_envs), without=ignore)
         if own:
             imported = use_own_models(imported, settings, own, self.adapter.spec, env)
         self.report = imported.report
@@ -239,14 +240,14 @@ class OnPolicyRunner:
 
     def _locals(self, report: Report) -> dict[str, Any]:
         """Return what RSL-RL up to 4.x passes to `log`, and Canter's `report`."""
-        rows, times = self.logger.rows(report), report.times
+        rows = self.logger.rows(report)
         return {
             "it": self.current_learning_iteration,
             "start_iter": self._first,
             "tot_iter": self._last,
             "num_learning_iterations": self._last - self._first,
-            "collection_time": sum(seconds for part, seconds in times.items() if part != "update"),
-            "learn_time": times.get("update", 0.0),
+            "collection_time": rows["Perf/collection_time"],
+            "learn_time": rows.get("Perf/learning_time", 0.0),
             "loss_dict": {tag[5:]: value for tag, value in rows.items() if tag.startswith("Loss/")},
             "rewbuffer": [] if report.return_ is None else [report.return_],
             "lenbuffer": [] if report.length is None else [report.length],
@@ -297,7 +298,7 @@ class OnPolicyRunner:
 
     @property
     def obs_normalizer(self) -> Any:
-        """Return a copy of the policy's normalizer, by its name in 2.x."""
+        """Copy of the policy's normalizer, by its name in 2.x."""
         return self.alg.policy.actor_obs_normalizer
 
     def export_policy_to_jit(self, path: str, filename: str = "policy.pt") -> None:

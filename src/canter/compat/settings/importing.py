@@ -220,7 +220,7 @@ def import_config(
         )
     run.finish_report()
     for key in twice:
-        run.root.difference(f"{key} is in the file twice; the last one counts, as in the source library")
+        run.root.changed("", f"{key} is in the file twice; the last one counts, as in the source library")
     run.settings.setdefault("env.id", "")
     return Imported(run.config(), run.report, population)
 

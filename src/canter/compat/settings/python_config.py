@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import operator
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -23,14 +24,13 @@ from canter.compat.settings.python_syntax import (
     External,
     Module,
     Unread,
-    fields_of,
     is_class,
-    method_of,
-    nested,
+    members,
     note,
     outwards,
     without_missing,
 )
+from canter.compat.settings.rsl_rl_network import DISTRIBUTIONS, NETWORK_CLASSES
 from canter.core.plain import ConfigError
 from canter.core.registry import nearest
 
@@ -172,8 +172,9 @@ class Evaluator(Reader):
         """Return the definition of a name or a dotted name."""
         if isinstance(node, ast.Name):
             for owner in outwards(scope):
-                if node.id in nested(owner.node):
-                    return Definition(nested(owner.node)[node.id], module, owner)
+                inner = members(owner.node).get(node.id)
+                if isinstance(inner, ast.ClassDef):
+                    return Definition(inner, module, owner)
             return self.find(module, node.id) or External(node.id)
         if isinstance(node, ast.Attribute):
             of = self._target(node.value, module, scope)
@@ -183,9 +184,8 @@ class Evaluator(Reader):
             if isinstance(own, dict) and node.attr in own:
                 return Definition(ast.Constant(own[node.attr]), module)  # a field of self, in __post_init__
             for base in self.lineage(of) if is_class(of) else ():
-                own = fields_of(base.node) | nested(base.node)
-                if node.attr in own:
-                    return Definition(own[node.attr], base.module, base)
+                if node.attr in members(base.node):
+                    return Definition(members(base.node)[node.attr], base.module, base)
         return External(ast.unparse(node))
 
     def _named(self, node: ast.AST, module: Module, scope: Class | None) -> Any:
@@ -218,8 +218,8 @@ class Evaluator(Reader):
         if name == "dict":
             return given
         found = self._target(node.func, module, scope)
-        if isinstance(found, External) and (name in CLASS_NAMES or name.endswith("Cfg")):
-            return {"class_name": CLASS_NAMES.get(name, MISSING)} | given
+        if isinstance(found, External) and name.endswith("Cfg"):
+            return {"class_name": class_of(name) or MISSING} | given
         if isinstance(found, External):
             raise self.fail(module, node, NOT_RUN)
         if is_class(found):
@@ -259,13 +259,13 @@ class Evaluator(Reader):
         Fields, then arguments, then `__post_init__`.
         """
         lineage = [*self.lineage(cls)]
-        known = [CLASS_NAMES[name] for name in self.base_names(cls) if name in CLASS_NAMES]
+        known = [known for name in self.base_names(cls) if (known := class_of(name))]
         values: dict[str, Any] = {"class_name": known[0]} if known else {}
         for member in reversed(lineage):
-            for name, node in fields_of(member.node).items():
-                values[name] = self.or_error(node, member.module, member)
-            for name, node in nested(member.node).items():
-                if name.islower():  # legged_gym's sections are classes inside of a class
+            for name, node in members(member.node).items():
+                if isinstance(node, ast.expr):
+                    values[name] = self.or_error(node, member.module, member)
+                elif isinstance(node, ast.ClassDef) and name.islower():  # a section of legged_gym's
                     values[name] = self.instance(Definition(node, member.module, member))
         values |= given or {}
         self._post_init(lineage, values)
@@ -273,7 +273,7 @@ class Evaluator(Reader):
 
     def _post_init(self, lineage: Iterable[Class], values: dict[str, Any]) -> None:
         """Apply the assignments of the first `__post_init__` of these classes."""
-        having = ((cls, method) for cls in lineage if (method := method_of(cls.node, "__post_init__")))
+        having = ((cls, method) for cls in lineage if (method := members(cls.node).get("__post_init__")))
         first = next(having, None)
         if first is None:
             return
@@ -314,21 +314,16 @@ class Evaluator(Reader):
 
 NUMERIC: dict[str, Any] = {"round": lambda x, digits=None: round(x, digits), "int": int, "float": float, "abs": abs}
 """Functions of numbers that a file may call."""
-CLASS_NAMES = {
-    "RslRlMLPModelCfg": "MLPModel",
-    "RslRlRNNModelCfg": "RNNModel",
-    "RslRlCNNModelCfg": "CNNModel",
-    "RslRlPpoActorCriticRecurrentCfg": "ActorCriticRecurrent",
-    "RslRlPpoActorCriticCfg": "ActorCritic",
-    "RslRlPpoAlgorithmCfg": "PPO",
-    "RslRlDistillationAlgorithmCfg": "Distillation",
-    "RslRlOnPolicyRunnerCfg": "OnPolicyRunner",
-    "RslRlDistillationRunnerCfg": "DistillationRunner",
-    "HeteroscedasticGaussianDistributionCfg": "HeteroscedasticGaussianDistribution",
-    "GaussianDistributionCfg": "GaussianDistribution",
-}
-"""`class_name` of Isaac Lab's and mjlab's classes, for files that are read without these packages.
-"""
+KNOWN_CLASSES = (*NETWORK_CLASSES, *DISTRIBUTIONS, "PPO", "Distillation", "OnPolicyRunner", "DistillationRunner")
+
+
+def class_of(cfg: str) -> str | None:
+    """Return `class_name` of a class of Isaac Lab's or mjlab's, which need not be installed; None for another.
+
+    RslRlPpoActorCriticCfg is of ActorCritic, RslRlPpoAlgorithmCfg of PPO.
+    """
+    name = re.sub("^RslRl(Ppo)?|(Algorithm)?Cfg$", "", cfg) or "PPO"
+    return name if name in KNOWN_CLASSES else None
 
 
 def runs_in(path: Path) -> dict[str, Any]:
@@ -341,10 +336,9 @@ def runs_in(path: Path) -> dict[str, Any]:
                 cls = Definition(node, evaluator.main)
                 if any(word in base for base in evaluator.base_names(cls) for word in CONFIG_WORDS):
                     found[name] = lambda name=name, cls=cls: evaluator.run(name, evaluator.instance(cls))
-            case ast.FunctionDef(args=ast.arguments(args=[]), returns=ast.expr() as kind) if "RunnerCfg" in ast.unparse(
-                kind
-            ):
-                found[name] = lambda name=name, f=node: evaluator.run(name, evaluator.returned(f, evaluator.main))
+            case ast.FunctionDef(args=ast.arguments(args=[]), returns=ast.expr() as kind):
+                if "RunnerCfg" in ast.unparse(kind):
+                    found[name] = lambda name=name, f=node: evaluator.run(name, evaluator.returned(f, evaluator.main))
     return found
 
 

@@ -62,37 +62,27 @@ def outwards(scope: Class | None) -> Iterator[Class]:
         scope = scope.outer
 
 
-def nested(node: ast.ClassDef) -> dict[str, ast.ClassDef]:
-    """Return the classes inside a class, by name."""
-    return {inner.name: inner for inner in node.body if isinstance(inner, ast.ClassDef)}
-
-
-def method_of(node: ast.ClassDef, name: str) -> ast.FunctionDef | None:
-    """Return a method by its name, or None."""
-    return next((inner for inner in node.body if isinstance(inner, ast.FunctionDef) and inner.name == name), None)
-
-
-def fields_of(node: ast.ClassDef) -> dict[str, ast.expr]:
-    """Return the values of a class's fields, by name."""
-    return {name: value for inner in node.body for name, value in assigned(inner).items()}
-
-
-def assigned(node: ast.stmt) -> dict[str, ast.expr]:
-    """Return the value that a statement assigns to a name, if it does."""
+def defined(node: ast.stmt) -> dict[str, Any]:
+    """Return the syntax tree of the name that a statement defines, if it does."""
     match node:
         case ast.Assign(targets=[ast.Name(id=name)], value=value):
             return {name: value}
         case ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value):
             return {name: value}
+        case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+            return {name: node}
     return {}
+
+
+def members(node: ast.ClassDef) -> dict[str, Any]:
+    """Return the syntax trees of a class's fields, methods and inner classes, by name."""
+    return {name: value for inner in node.body for name, value in defined(inner).items()}
 
 
 def note(module: Module, node: ast.stmt) -> None:
     """Add the names that a statement defines or imports to the module."""
-    module.names |= assigned(node)
+    module.names |= defined(node)
     match node:
-        case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
-            module.names[name] = node
         case ast.Import(names=aliases):
             for alias in aliases:
                 module.names[alias.asname or alias.name.partition(".")[0]] = (alias.name, None)

@@ -22,18 +22,7 @@ from canter.compat.settings.rl_games_releases import (
     release_of_version,
 )
 from canter.compat.settings.rl_games_sac import apply_sac
-from canter.compat.settings.rules import (
-    OFF,
-    OMIT,
-    Copy,
-    Only,
-    Rule,
-    always,
-    apply,
-    mapped,
-    no_effect,
-    precision,
-)
+from canter.compat.settings.rules import OFF, OMIT, Copy, Only, Rule, always, apply, mapped, no_effect, precision
 from canter.compat.settings.section import NONE, Import, Section
 
 AT = "algorithm.extensions[0]"
@@ -87,7 +76,7 @@ def amp_extension(run: Import) -> None:
     if "motions" not in own:
         key = f"{CONFIG}.amp.motions"
         why = f"IsaacGymEnvs' environment has the clips, which Runner takes; else name their files here or as {key}"
-        s.difference(why, f"{AT}.motions")
+        s.changed("", why, f"{AT}.motions")
     s.set("extensions", [own])
 
 
@@ -162,7 +151,7 @@ def translate(run: Import) -> None:
         translate_ppo(run)
     if run.release.mixed_precision and not run.section(CONFIG).has("mixed_precision"):
         why = f"rl_games {run.release.name} multiplies in bfloat16 on GPUs that can, unless the file forbids it"
-        run.root.difference(why, "precision=float32")
+        run.root.changed("", why, "precision=float32")
     PRECISION(run.section(CONFIG, "algorithm.policy" if name == "sac" else POLICY))
     PRECISION(run.section(CENTRAL, CRITIC))
     apply(SCRIPTS, run.section(CONFIG))
@@ -247,7 +236,7 @@ def budget(s: Section) -> None:
         s.copy("score_to_win", "until.mean_return", read.number(s, "score_to_win"), why)
     elif not (epochs > 0 or steps > 0):
         s.set("total_steps", ENDLESS)
-        s.difference("nothing ends this run but you, as in rl_games", f"total_steps={ENDLESS}")
+        s.changed("", "nothing ends this run but you, as in rl_games", f"total_steps={ENDLESS}")
 
 
 def saving(s: Section) -> None:
@@ -281,7 +270,6 @@ def environment(s: Section) -> None:
             s.mapped(path, f"env.options.{key}")
     if has_options:
         s.changed(options, "a keyword of the environment that rl_games builds: set --env.options of yours")
-    s.mapped(options, "no keywords")
 
 
 def _env_id(s: Section, name: str) -> str:

@@ -18,8 +18,8 @@ from canter.nn.network import networks
 POLICY = "algorithm.model.policy"
 CRITIC = "algorithm.model.critic"
 RENAMED = {"swish": "silu", "None": "identity"}
-KNOWN = ("elu", "relu", "tanh", "gelu", "swish", "silu", "selu", "sigmoid", "softplus", "None")
-ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN}
+KNOWN = "elu relu tanh gelu swish silu selu sigmoid softplus None"
+ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN.split()}
 """rl_games' names of activations, and Canter's."""
 GAIN = math.sqrt(2)
 """Gain that leaves torch's own initial weights unchanged."""

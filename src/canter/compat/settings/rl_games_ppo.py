@@ -193,7 +193,7 @@ def bootstrap(s: Section) -> None:
         s.set("bootstrap_truncated", False, "value_bootstrap")
         if not s.has("value_bootstrap"):
             why = f"value_bootstrap is off by default in rl_games {release.name}: a time-out counts as a termination"
-            s.run.report.add("", None, "mapped", "algorithm.bootstrap_truncated=False", why)
+            s.report("", "mapped", "algorithm.bootstrap_truncated=False", why)
     elif not s.parity:  # with parity the adapter's final_obs is unknown, as the Runner's is
         why = "uses the value of the true final observation if the environment shows it, else of the one before"
         s.changed("value_bootstrap", why, "algorithm.bootstrap_truncated=True")
@@ -209,8 +209,6 @@ def rewards(s: Section) -> None:
             shaper.set("minimum", 1e-8)
             why = "needs a positive minimum here, so reward.minimum=1e-8; rl_games computes NaN below 0"
         shaper.copy("log_val", "squash", "log", why)
-    if not s.has_section("reward_shaper"):
-        s.mapped("reward_shaper", "algorithm.reward")
 
 
 def report_images(s: Section, network: str) -> None:
@@ -307,7 +305,7 @@ def central_value(s: Section) -> None:
     shown = key if s.has(key) else ""
     if trained and read.flag(s.run.root, "params.network.separate", False):
         why = "the actor's own critic network is left out: with a central value it only shares the gradient norm"
-        s.difference(why, key=shown)
+        s.changed(shown, why)
     elif trained:
         otherwise = "only the central value is trained; rl_games also trains the actor's own value head"
         s.own_form(shown, {"central_value.actor_value": True}, otherwise)

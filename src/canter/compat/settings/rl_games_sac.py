@@ -27,13 +27,15 @@ def apply_sac(run: Import) -> None:
         run.section("params", "algorithm").copy(key, "kind", "sac")
     apply(NETWORK, run.section("params.network", "algorithm"))
     apply(SAC, run.section(CONFIG, "algorithm"))
-    run.root.difference(
+    run.root.changed(
+        "",
         "critics read actions in -1..1, and entropy is that of such actions: rl_games' critics read those of the "
-        "environment, whose entropy it takes after 1.6.5; its alpha acts as at least 0.01"
+        "environment, whose entropy it takes after 1.6.5; its alpha acts as at least 0.01",
     )
-    run.root.difference(
+    run.root.changed(
+        "",
         "the target of a truncated episode uses its true final observation; rl_games takes it from "
-        "infos['final_observation'] where it is there, else the observation before"
+        "infos['final_observation'] where it is there, else the observation before",
     )
 
 

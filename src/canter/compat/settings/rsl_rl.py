@@ -15,19 +15,7 @@ from canter.compat.settings.rsl_rl_network import (
     is_recurrent,
     with_class_names,
 )
-from canter.compat.settings.rules import (
-    OFF,
-    OMIT,
-    Copy,
-    Only,
-    Rule,
-    always,
-    apply,
-    mapped,
-    no_effect,
-    parity,
-    precision,
-)
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, mapped, no_effect, parity, precision
 from canter.compat.settings.section import NONE, Import, Section
 
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
@@ -47,7 +35,7 @@ def translate(run: Import, generation: Generation) -> None:
         root.set("env.id", run.env)
     if run.num_envs is None:
         why = "RSL-RL's settings do not contain the number of environments: set --num-envs"
-        root.difference(why, "env.num_envs=8")
+        root.changed("", why, "env.num_envs=8")
     else:
         root.set("env.num_envs", run.num_envs)
     algorithm = root.raw("algorithm.class_name", root.raw("runner.algorithm_class_name", "PPO"))
@@ -171,7 +159,6 @@ def add_extension(s: Section, own: dict[str, Any], key: str) -> None:
 def symmetry(algorithm: Section) -> None:
     """`symmetry_cfg` is the extension `symmetry`; a file does not say how the robot is mirrored."""
     if not algorithm.has_section("symmetry_cfg"):
-        algorithm.mapped("symmetry_cfg", "off")
         return
     s = algorithm.inner("symmetry_cfg")
     augment = read.flag(s, "use_data_augmentation", False)
@@ -197,7 +184,6 @@ def symmetry(algorithm: Section) -> None:
 def curiosity(algorithm: Section) -> None:
     """`rnd_cfg` is the extension `rnd`, with RSL-RL's defaults."""
     if not algorithm.has_section("rnd_cfg"):
-        algorithm.mapped("rnd_cfg", "off")
         return
     s = algorithm.inner("rnd_cfg")
     root = s.run.root
@@ -218,7 +204,7 @@ def curiosity(algorithm: Section) -> None:
     if s.parity:
         own["variant"] = "rsl_rl"
     else:
-        s.difference("scores and learns the observation that a step truly led to, not the first of a new episode")
+        s.changed("", "scores and learns the observation that a step truly led to, not the first of a new episode")
     if root.raw("obs_groups.rnd_state") is not None:
         own["obs_groups"] = read.groups(root, "obs_groups.rnd_state")
     add_extension(algorithm, own, "rnd_cfg")
@@ -255,12 +241,6 @@ def curiosity_weight(s: Section) -> Any:
     return {**change, "begin_at": read.number(s, "weight_schedule.initial_step") / steps, "end_at": last}
 
 
-def no_groups(root: Section) -> None:
-    """Without groups the networks read all observations."""
-    if not root.has_section("obs_groups"):
-        root.mapped("obs_groups", "obs_groups=null")
-
-
 def seed(s: Section) -> None:
     """Read the seed; RSL-RL's scripts draw one if there is none."""
     value = s.raw("seed")
@@ -289,7 +269,9 @@ EXTRAS: tuple[Rule, ...] = (
     precision("use_mixed_precision", "model.policy.precision model.critic.precision", "RSL-RL only in the update"),
     curiosity,
     symmetry,
-    Only("share_cnn_encoders", OFF, "off", "model.shared_trunk shares the whole network, not the encoder alone"),
+    Only(
+        "share_cnn_encoders", (None, False), "off", "model.shared_trunk shares the whole network, not the encoder alone"
+    ),
     mapped("grad_reduce_bucket_mb multi_gpu_cfg device", "torchrun"),
 )
 """For `algorithm`: parts of RSL-RL's PPO that are off in nearly all files."""
@@ -298,7 +280,6 @@ GROUPS: tuple[Rule, ...] = (
     Copy("obs_groups.policy", f"{POLICY}.obs_groups", read.groups, OMIT),
     Copy("obs_groups.critic", f"{CRITIC}.obs_groups", read.groups, OMIT),
     no_effect("obs_groups.rnd_state obs_groups.teacher obs_groups.student", "PPO does not read it"),
-    no_groups,
 )
 """For the whole mapping."""
 RUNNER: tuple[Rule, ...] = (

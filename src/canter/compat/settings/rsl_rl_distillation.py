@@ -15,7 +15,7 @@ def apply_distillation(run: Import, generation: Generation) -> None:
     root = run.root
     s = run.section("algorithm", "algorithm")
     s.copy("class_name", "kind", "distillation")
-    s.difference("RSL-RL's script loads the teacher: name its file", "algorithm.teacher")
+    s.changed("", "RSL-RL's script loads the teacher: name its file", "algorithm.teacher")
     sequences(s, run.section(generation.runner))
     apply(DISTILLATION, s)
     old = root.has_section("policy") and not root.has_section("student")

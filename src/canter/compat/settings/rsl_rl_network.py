@@ -18,11 +18,8 @@ from canter.compat.settings.section import Import, Section
 POLICY = "algorithm.model.policy"
 CRITIC = "algorithm.model.critic"
 RENAMED = {"lrelu": "leaky_relu", "swish": "silu", "crelu": "celu"}
-KNOWN = (
-    *("elu", "relu", "tanh", "gelu", "lrelu", "swish", "selu"),
-    *("crelu", "sigmoid", "softplus", "mish", "identity"),
-)
-ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN}
+KNOWN = "elu relu tanh gelu lrelu swish selu crelu sigmoid softplus mish identity"
+ACTIVATIONS = {name: RENAMED.get(name, name) for name in KNOWN.split()}
 """RSL-RL's names of activations, and Canter's."""
 GAIN = math.sqrt(2)
 """Gain that leaves torch's own initial weights unchanged."""
@@ -30,8 +27,8 @@ NETWORK_CLASSES = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCrit
 RECURRENT_CLASSES = ("RNNModel", "ActorCriticRecurrent")
 LIBRARY = "rsl_rl"
 STD_KINDS = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
-
 BETA = "BetaDistribution"
+DISTRIBUTIONS = (*STD_KINDS, BETA)
 
 
 @dataclass(frozen=True)
@@ -134,16 +131,17 @@ def normalizer(s: Section, key: str, generation: Generation) -> None:
     timing = "" if generation.number >= 5 else "; this generation updates it on every step"
     if not s.parity:
         why = f"divides by the std, clipped at 10; RSL-RL by the std + 0.01, without a limit{timing}"
-        s.difference(why, key=key if s.has(key) else "")
+        s.changed(key if s.has(key) else "", why)
         return
     s.set("normalizer.eps", 0.01, key)
     s.set("normalizer.eps_on", "std")
     s.set("normalizer.clip", None)
     s.set("normalizer.prior_count", 0.0)
     if timing:
-        s.difference(
+        why = (
             "observation statistics are updated once an iteration, as since 5.5; this generation updates them each step"
         )
+        s.changed("", why)
 
 
 def recurrent_layers(s: Section, generation: Generation) -> None:
@@ -170,8 +168,6 @@ def encoder(s: Section) -> None:
     """Convolutions; RSL-RL's have no linear layer behind them."""
     if s.has("cnn_cfg"):
         apply(ENCODER, s.inner("cnn_cfg", "cnn"))
-    else:
-        s.mapped("cnn_cfg", "no encoder")
 
 
 def convolutions(s: Section) -> None:
@@ -224,8 +220,6 @@ def distribution(run: Import, generation: Generation) -> None:
         actor.no_effect(f"{keys} distribution_cfg", "the actor is stochastic")
     else:
         actor.no_effect(keys, "distribution_cfg wins")
-    if not actor.has_section("distribution_cfg"):
-        actor.mapped("distribution_cfg", "algorithm.model.std")
 
 
 def distribution_class(s: Section) -> None:
@@ -233,8 +227,7 @@ def distribution_class(s: Section) -> None:
     kind = STD_KINDS.get(str(s.raw("class_name")))
     s.set("std.kind", kind or "parameter")
     if kind is None:
-        known = ", ".join((*STD_KINDS, BETA))
-        s.refuse("class_name", f"known: {known}")
+        s.refuse("class_name", f"known: {', '.join(DISTRIBUTIONS)}")
 
 
 def beta(s: Section) -> None:
@@ -243,7 +236,7 @@ def beta(s: Section) -> None:
     s.copy("class_name", "distribution", "beta", why)
     low, high = read.pair(s, "action_range", "two numbers, such as [-1.0, 1.0]", default=(-1.0, 1.0))
     s.copy("action_range", "action_range", [low, high])
-    s.difference("the last layer begins otherwise (RSL-RL's second concentration at a constant), never a checkpoint")
+    s.changed("", "the last layer begins otherwise (RSL-RL's second concentration at a constant), never a checkpoint")
 
 
 def std_range(s: Section) -> None:

@@ -6,7 +6,6 @@ A key without a status is refused at the end, so no key is dropped silently.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, get_args
@@ -74,8 +73,7 @@ class ImportReport:
 
     def counts(self) -> dict[str, int]:
         """Return the number of entries of each status."""
-        counted = Counter(entry.status for entry in self.entries)
-        return {status: counted[status] for status in get_args(Status)}
+        return {status: len(self.of(status)) for status in get_args(Status)}
 
     def text(self) -> str:
         """Return the whole report as text, refused keys last."""
@@ -150,8 +148,8 @@ class Import:
     """Source key of each of these settings."""
     reported: set[str] = field(default_factory=set)
     """Keys that have a status."""
-    names: set[str] = field(default_factory=set)
-    """Names that were looked for: those that the source library knows."""
+    looked_for: set[str] = field(default_factory=set)
+    """Keys that were looked for: those that the source library knows."""
     values_read: set[str] = field(default_factory=set)
     """Keys whose values were read."""
     unread: set[str] = field(default_factory=set)
@@ -189,12 +187,13 @@ class Import:
                 continue
             if leaf in self.values_read:
                 self.report.add(leaf, value, "mapped", ", ".join(targets.get(leaf, [])))
-            elif value == {} or (value in NONE and leaf.rpartition(".")[2] in self.names):
+            elif value == {} or (value in NONE and any(f"{key}.".startswith(f"{leaf}.") for key in self.looked_for)):
                 self.report.add(leaf, value, "mapped", "nothing, as it is empty")
             elif self.left_out(leaf):
                 self.report.add(leaf, value, "changed", why="left out by --without")
             else:
-                suggestion = nearest(leaf.rpartition(".")[2], self.names)
+                names = {key.rpartition(".")[2] for key in self.looked_for}
+                suggestion = nearest(leaf.rpartition(".")[2], names)
                 near = f", {suggestion}" if suggestion.startswith("did") else ""
                 self.report.add(leaf, value, "refused", why=f"unknown key{near}")
 
@@ -268,7 +267,7 @@ class Section:
     def _look(self, key: str, default: Any = None) -> Any:
         """Return the value of a key without reading it for a setting."""
         key = self.key(key)
-        self.run.names.add(key.rpartition(".")[2])
+        self.run.looked_for.add(key)
         value: Any = {} if key in self.run.unread else self.run.tree
         for part in key.split("."):
             if not isinstance(value, Mapping) or part not in value:
@@ -324,8 +323,10 @@ class Section:
     def report(self, keys: str, status: Status, to: str = "", why: str = "") -> None:
         """Give a status to keys and all below them, except absent ones and those that have one.
 
-        Blanks separate keys.
+        Blanks separate keys; "" stands for a difference that no key controls.
         """
+        if not keys:
+            self.run.report.add("", None, status, to, why)
         for key in keys.split():
             self._report(key, status, to, why)
 
@@ -348,7 +349,7 @@ class Section:
         Otherwise report Canter's form.
         """
         if not self.parity:
-            self.difference(otherwise, key=key)
+            self.changed(key, otherwise)
             return
         for setting, value in settings.items():
             self.set(setting, value, key)
@@ -373,18 +374,8 @@ class Section:
 
     def each(self, key: str, names: str, status: Status, to: str = "", why: str = "") -> None:
         """Give one status to some keys of a section; its other keys stay unknown."""
-        if self.has_section(key):
-            for name in names.split():
-                self.report(f"{key}.{name}", status, to, why)
-        else:
-            self.report(key, status, to, why)
-
-    def difference(self, why: str, to: str = "", key: str = "") -> None:
-        """Report a difference for a key, or one that no key controls."""
-        if key:
-            self.report(key, "changed", to, why)
-        else:
-            self.run.report.add("", None, "changed", to, why)
+        keys = [f"{key}.{name}" for name in names.split()] if self.has_section(key) else [key]
+        self.report(" ".join(keys), status, to, why)
 
 
 def _leaves(value: Any, key: str) -> Iterator[tuple[str, Any]]:
