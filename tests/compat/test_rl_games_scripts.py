@@ -130,6 +130,17 @@ def test_a_recurrent_central_value_takes_rl_games_steps_with_parity():
         assert not any("worlds" in entry.why or "takes two" in entry.why for entry in theirs.report.entries)
 
 
+@pytest.mark.parametrize("resets", [True, False])
+def test_episode_ends_reset_the_recurrent_state_of_the_central_value_as_that_of_the_policy(resets):
+    rnn = {"name": "lstm", "units": 4, "layers": 1}
+    recurrent = CENTRAL | {"network": CENTRAL["network"] | {"rnn": rnn}}
+    given = rl_games(config__central_value_config=recurrent, network__rnn=rnn, config__zero_rnn_on_done=resets)
+    imported = import_config(given, parity=True)
+    model = imported.config.algorithm.model
+    assert model.policy.rnn.reset_on_end is model.critic.rnn.reset_on_end is resets
+    assert ("but resets it in learning" in imported.report.text()) is not resets
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [

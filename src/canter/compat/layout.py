@@ -15,13 +15,13 @@ from canter.nn.network import Network
 from canter.nn.rnn import RNN
 
 
-def _has_norm(part: nn.Module) -> bool:
-    return any(isinstance(layer, nn.LayerNorm) for layer in part.modules())
+def _has(part: nn.Module, kind: type[nn.Module]) -> bool:
+    return any(isinstance(layer, kind) for layer in part.modules())
 
 
 def is_impala(network: Network) -> bool:
     """Return True for an encoder of residual blocks."""
-    return any(isinstance(layer, Residual) for layer in network.encoders.modules())
+    return _has(network.encoders, Residual)
 
 
 def _images_last(network: Network) -> bool:
@@ -31,14 +31,12 @@ def _images_last(network: Network) -> bool:
 
 FEATURES: dict[str, Callable[[Network], bool]] = {
     "d2rl=true": lambda network: isinstance(network.hidden, D2RL),
-    "layer_norm=true": lambda network: _has_norm(network.hidden),
-    "cnn.features other than null": lambda network: any(
-        isinstance(layer, nn.Linear) for layer in network.encoders.modules()
-    ),
+    "layer_norm=true": lambda network: _has(network.hidden, nn.LayerNorm),
+    "cnn.features other than null": lambda network: _has(network.encoders, nn.Linear),
     "cnn.kind=impala": is_impala,
     "obs_groups with an image before a vector": lambda network: not _images_last(network),
     "rnn.position=after_mlp": lambda network: not network.rnn_first,
-    "rnn.layer_norm=true": lambda network: _has_norm(network.memory),
+    "rnn.layer_norm=true": lambda network: _has(network.memory, nn.LayerNorm),
     "rnn.concat_input=true": lambda network: network.concat_input,
 }
 """Settings of a network that change the layers of a file."""

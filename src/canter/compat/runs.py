@@ -98,9 +98,8 @@ def _of_rsl_rl(ppo: PPO, iteration: int) -> dict[str, Any]:
     dist = ppo.policy.distribution
     probe = torch.full((1, spec.action.dim), 0.1, device=spec.device) if isinstance(spec.action, Continuous) else None
     if probe is not None and not torch.equal(dist.to_env(probe), probe):
-        raise ConfigError(
-            "RSL-RL takes the mean as the action: train with algorithm.model.bounds=none to export its file"
-        )
+        advice = "train with algorithm.model.bounds=none to export its file"
+        raise ConfigError(f"RSL-RL takes the mean as the action: {advice}")
     head = ppo.model.critic.head
     units = head.normalizer if isinstance(head.normalizer, Normalizer) else None
     if units is not None:  # fold the statistics into the last layer

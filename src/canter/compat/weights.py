@@ -124,9 +124,8 @@ def network_of(part: nn.Module, role: str) -> Network:
     """
     network = part.network
     if not isinstance(network, Network):
-        raise ConfigError(
-            f"the {role}'s network is a {type(network).__name__}: only a standard network can be exported"
-        )
+        kind = type(network).__name__
+        raise ConfigError(f"the {role}'s network is a {kind}: only a standard network can be exported")
     return network
 
 

@@ -18,23 +18,13 @@ from torch import nn
 from canter.compat.drop_in import is_first, open_writer, optimizer_view, save_file, saves_on_failure
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rl_games import checkpoint, sac
-from canter.compat.rl_games.env import (
-    AmpEnv,
-    RlGamesEnv,
-    call_env,
-    create_vec_env,
-    find_environment,
-    find_network,
-    refuse_user_model,
-)
+from canter.compat.rl_games.env import RlGamesEnv, call_env, find_network, refuse_user_model, registered_env
 from canter.compat.rl_games.hooks import looks_at_infos, refuse_overrides
 from canter.compat.rl_games.own_network import import_own_network
 from canter.compat.settings.importing import Imported, import_config
 from canter.compat.weights import Weights
 from canter.core.plain import ConfigError
 from canter.core.specs import Env, EnvSpec
-from canter.envs import EnvConfig
-from canter.envs.imports import registered_id
 from canter.training.progress import Report
 from canter.training.trainer import Trainer
 
@@ -78,36 +68,12 @@ def number_of_actors(config: Mapping[str, Any]) -> int:
 
 def make_env(params: Mapping[str, Any], num_actors: int, device: str, parity: bool) -> Env:
     """Return the environment of the settings: a registered one, or one that Canter knows."""
-    config = params["config"]
-    options = dict(config.get("env_config") or {})
-    read = {
-        "clip_actions": bool(config.get("clip_actions", True)),
-        "masks": bool(config.get("use_action_masks", False)),
-        "states": bool(config.get("central_value_config")),
-    }
-    name = str(config.get("env_name", ""))
-
-    def wrapped(env: Any, info: Any = None) -> RlGamesEnv:
-        clips = (config.get("amp") or {}).get("motions")
-        if "amp_batch_size" not in config or clips or not hasattr(getattr(env, "env", None), "fetch_amp_obs_demo"):
-            return RlGamesEnv(env, info, num_actors, device, **read)
-        batch = int(config["amp_batch_size"])
-        buffer = int(config.get("amp_obs_demo_buffer_size", batch))
-        return AmpEnv(env, info, num_actors, device, batch=batch, buffer=buffer, **read)
-
-    given = config.get("vec_env")
-    if given is not None:
-        return wrapped(given, config.get("env_info"))
-    found = find_environment(name)
-    if found is not None:
-        made = create_vec_env(name, num_actors, **options)
-        if made is not None:
-            return wrapped(made)
-        options.pop("seed", None)
-        env_id = registered_id(f"rl_games:{name}", found["env_creator"])
-        return EnvConfig(id=env_id, num_envs=num_actors, options=options).build(device)
+    registered = registered_env(params["config"], num_actors, device)
+    if registered is not None:
+        return registered
     imported = imported_settings(params, parity=parity, num_envs=num_actors)
     if not imported.names_env:
+        name = str(params["config"].get("env_name", ""))
         raise ConfigError(f"env_name={name!r}: register it (vecenv.register, env_configurations.register) before run()")
     return replace(imported.config.env, num_envs=num_actors).build(device)
 
@@ -300,11 +266,11 @@ class Agent:
         self.files.load(self.algorithm, weights)
         call_env(self.vec_env, "set_env_state", tree.get("env_state"))
         if set_epoch:
-            self.epoch_num, self.frame = done = weights.iteration, weights.env_steps
-            counts = {"rollouts": done[0], "updates": done[0], "env_steps": done[1]}
-            self.trainer.progress.counters = replace(
-                self.trainer.progress.counters, **counts
-            )  # max_epochs counts these too
+            self.epoch_num = weights.iteration
+            self.frame = weights.env_steps
+            progress = self.trainer.progress  # max_epochs counts these too
+            counts = {"rollouts": self.epoch_num, "updates": self.epoch_num, "env_steps": self.frame}
+            progress.counters = replace(progress.counters, **counts)
 
     @property
     def last_lr(self) -> float:
@@ -335,9 +301,8 @@ class Agent:
 
     def set_param(self, name: str, value: Any) -> None:
         """Raise ConfigError: settings are fixed during a run."""
-        raise ConfigError(
-            f"set_param({name!r}, {value!r}): settings are fixed in a run; see schedules, docs/extending.md"
-        )
+        advice = "settings are fixed in a run; see schedules, docs/extending.md"
+        raise ConfigError(f"set_param({name!r}, {value!r}): {advice}")
 
 
 class AmpAgent(Agent):

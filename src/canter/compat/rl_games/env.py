@@ -15,7 +15,6 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
 import numpy as np
 import torch
 from torch import Tensor
@@ -25,6 +24,8 @@ from canter.core.declarations import MotionSpec
 from canter.core.plain import ConfigError
 from canter.core.specs import ACTION_MASK, ActionSpec, Continuous, Discrete, Env, MultiDiscrete, Step, TrainingProgress
 from canter.core.struct import Obs
+from canter.envs import EnvConfig
+from canter.envs.imports import registered_id
 from canter.nn.network import networks
 
 _types: dict[str, Callable[..., Any]] = {}
@@ -226,6 +227,38 @@ def call_env(env: Env, name: str, *arguments: Any) -> Any:
     return None if method is None else method(*arguments)
 
 
+def registered_env(config: Mapping[str, Any], num_actors: int, device: str) -> Env | None:
+    """Return the environment that a script passes or has registered under the settings' name; None without one."""
+    if config.get("vec_env") is not None:
+        return wrapped(config["vec_env"], config.get("env_info"), config, num_actors, device)
+    name = str(config.get("env_name", ""))
+    found = find_environment(name)
+    if found is None:
+        return None
+    options = dict(config.get("env_config") or {})
+    made = create_vec_env(name, num_actors, **options)
+    if made is not None:
+        return wrapped(made, None, config, num_actors, device)
+    options.pop("seed", None)
+    env_id = registered_id(f"rl_games:{name}", found["env_creator"])
+    return EnvConfig(id=env_id, num_envs=num_actors, options=options).build(device)
+
+
+def wrapped(env: Any, info: Any, config: Mapping[str, Any], num_actors: int, device: str) -> RlGamesEnv:
+    """Return rl_games' environment as one of Canter's, by `params.config`."""
+    read = {
+        "clip_actions": bool(config.get("clip_actions", True)),
+        "masks": bool(config.get("use_action_masks", False)),
+        "states": bool(config.get("central_value_config")),
+    }
+    clips = (config.get("amp") or {}).get("motions")
+    if "amp_batch_size" not in config or clips or not hasattr(getattr(env, "env", None), "fetch_amp_obs_demo"):
+        return RlGamesEnv(env, info, num_actors, device, **read)
+    batch = int(config["amp_batch_size"])
+    buffer = int(config.get("amp_obs_demo_buffer_size", batch))
+    return AmpEnv(env, info, num_actors, device, batch=batch, buffer=buffer, **read)
+
+
 AMP = "amp"
 """Observation group of the transitions that the discriminator reads."""
 
@@ -235,11 +268,12 @@ def action_spec(space: Any, clip_actions: bool) -> ActionSpec:
 
     Without `clip_actions` it has no bounds, as in rl_games.
     """
-    if isinstance(space, gymnasium.spaces.Discrete) or type(space).__name__ == "Discrete":
+    kinds = {cls.__name__ for cls in type(space).__mro__}  # of gymnasium, or of the older gym
+    if "Discrete" in kinds:
         return Discrete(int(space.n))
-    if type(space).__name__ == "Tuple":
+    if "Tuple" in kinds:
         return MultiDiscrete(tuple(int(part.n) for part in space))
-    if type(space).__name__ == "MultiDiscrete":
+    if "MultiDiscrete" in kinds:
         return MultiDiscrete(tuple(int(n) for n in space.nvec))
     low, high = (np.asarray(bound, dtype=float).reshape(-1) for bound in (space.low, space.high))
     if not clip_actions:

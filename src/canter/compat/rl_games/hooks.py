@@ -92,10 +92,8 @@ def refuse_overrides(cls: type, own: type | None = None) -> None:
         advice = "; ".join(f"{name}: {HOOKS[name]}" for name in changed)
         raise ConfigError(f"{cls.__name__} changes the inside of rl_games' agent, which is not there. Use {advice}")
     if len(users) < len(bases):
-        raise ConfigError(
-            f"{cls.__name__} is an agent of rl_games itself, or adds nothing to it: leave its registration with "
-            "algo_factory out"
-        )
+        why = "is an agent of rl_games itself, or adds nothing to it: leave its registration with algo_factory out"
+        raise ConfigError(f"{cls.__name__} {why}")
 
 
 @contextmanager

@@ -39,9 +39,8 @@ class ObjectFactory:
     def create(self, name: str, **arguments: Any) -> Any:
         """Call the builder of a name."""
         if name not in self.builders:
-            raise ConfigError(
-                f"algo.name={name!r}: there is no {self.what} of that name, {nearest(name, self.builders)}"
-            )
+            advice = nearest(name, self.builders)
+            raise ConfigError(f"algo.name={name!r}: there is no {self.what} of that name, {advice}")
         return self.builders[name](**arguments)
 
 

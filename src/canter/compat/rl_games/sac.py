@@ -116,9 +116,8 @@ def tensors_of(
     own = {f"{part}.{name}": x for part, module in modules.items() for name, x in module.named_parameters()}
     links = [link for part, module in modules.items() for link in links_of(part, module)]
     if own.keys() - {link.ours for link in links}:
-        raise ConfigError(
-            f"{', '.join(modules)}: rl_games' form has plain layers only, without norms, blocks and images"
-        )
+        form = "rl_games' form has plain layers only, without norms, blocks and images"
+        raise ConfigError(f"{', '.join(modules)}: {form}")
     # The target looks through the statistics of the critics.
     normalizers = [("observations", _normalizers(modules[part])) for part in ("actor", "critic") if part in modules]
     groups = {phase: [*optimizers[phase].groups.values()] for phase in OPTIMIZERS if phase in optimizers}

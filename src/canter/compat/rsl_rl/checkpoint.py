@@ -34,6 +34,8 @@ from canter.nn.heads import GaussianHead
 
 _log = logging.getLogger(__name__)
 
+PARTS = ("actor", "critic", "optimizer", "rnd")
+"""Parts of a file besides the iteration, by their names in `load_cfg`."""
 STD = "actor.distribution.std_param"
 LOG_STD = "actor.distribution.log_std_param"
 EPS = 0.01
@@ -205,13 +207,7 @@ def _actor_head(actor: nn.Module, distribution: Distribution, behind: str, std: 
     return linear_links(behind, "actor.head.mean") + linear_links(behind, "actor.head.raw_std"), []
 
 
-def load(
-    ppo: PPO,
-    weights: Weights,
-    parts: tuple[str, ...] = ("actor", "critic", "optimizer", "rnd"),
-    *,
-    strict: bool = True,
-) -> None:
+def load(ppo: PPO, weights: Weights, parts: tuple[str, ...] = PARTS, *, strict: bool = True) -> None:
     """Load the weights of a file into PPO; without `strict`, those that have a place."""
     links = links_of(ppo, LOG_STD if LOG_STD in weights.parameters else STD)
     if strict and {"actor", "critic"} <= set(parts):

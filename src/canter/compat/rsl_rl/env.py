@@ -7,7 +7,6 @@ images.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -36,10 +35,6 @@ class RslRlEnv(SourceEnv):
         action = Continuous(tuple(-x for x in infinite), infinite)
         name = type(getattr(env, "unwrapped", env)).__name__
         self.spec = self.describe(self.observe(), action, int(env.num_envs), env_id=name)
-
-    def declare(self, symmetries: tuple[Symmetry, ...]) -> None:
-        """Declare the symmetries, which only the settings know."""
-        self.spec = replace(self.spec, symmetries=symmetries)
 
     def observe(self) -> Obs:
         """Return the current observations; the environment was reset by its creator."""

@@ -81,7 +81,7 @@ class Logger:
             "Collection time": f"{rows.pop('Perf/collection_time'):.3f}s",
             "Learning time": f"{rows.pop('Perf/learning_time', 0.0):.3f}s",
         }
-        lines |= {NAMES.get(tag) or f"{tag}": f"{value:.4f}" for tag, value in rows.items()}
+        lines |= {NAMES.get(tag, tag): f"{value:.4f}" for tag, value in rows.items()}
         lines |= {"Iteration time": f"{sum(report.times.values()):.2f}s", "ETA": str(timedelta(seconds=int(left)))}
         head = f" Learning iteration {it}/{total} ".center(80)
         print(

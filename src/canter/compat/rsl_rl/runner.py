@@ -33,8 +33,6 @@ _log = logging.getLogger(__name__)
 
 ENDLESS = 10**15
 """Steps of a run that ends when the caller stops it."""
-PARTS = ("actor", "critic", "optimizer", "rnd")
-"""Parts of a file besides the iteration, by their names in `load_cfg`."""
 
 
 class LearningAlg:
@@ -93,8 +91,8 @@ class Alg(LearningAlg):
 
         Return True to load the iteration.
         """
-        requested = dict.fromkeys((*PARTS, "iteration"), True) if load_cfg is None else dict(load_cfg)
-        parts = tuple(part for part in PARTS if requested.get(part))
+        requested = dict.fromkeys((*checkpoint.PARTS, "iteration"), True) if load_cfg is None else dict(load_cfg)
+        parts = tuple(part for part in checkpoint.PARTS if requested.get(part))
         own = checkpoint.own_buffers(self.ppo)
         weights = checkpoint.weights_in(loaded_dict, Path("loaded_dict"), own)
         checkpoint.load(self.ppo, weights, parts, strict=strict)
@@ -153,7 +151,7 @@ class OnPolicyRunner:
         self.gpu_local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.is_distributed = self.gpu_world_size > 1
         self.adapter = RslRlEnv(env, device)
-        self.adapter.declare(symmetries_in(train_cfg, self.adapter))
+        self.adapter.spec = replace(self.adapter.spec, symmetries=symmetries_in(train_cfg, self.adapter))
         settings = with_step_time(self._with_groups(train_cfg), env)
         own = own_models(settings)
         parity = self.parity if parity is None else parity

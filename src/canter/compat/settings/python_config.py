@@ -27,8 +27,6 @@ from canter.compat.settings.python_syntax import (
     is_class,
     members,
     note,
-    outwards,
-    without_missing,
 )
 from canter.compat.settings.rsl_rl_network import DISTRIBUTIONS, NETWORK_CLASSES
 from canter.core.plain import ConfigError
@@ -171,10 +169,11 @@ class Evaluator(Reader):
     def _target(self, node: ast.AST, module: Module, scope: Class | None) -> Definition[Any] | External:
         """Return the definition of a name or a dotted name."""
         if isinstance(node, ast.Name):
-            for owner in outwards(scope):
-                inner = members(owner.node).get(node.id)
+            while scope is not None:
+                inner = members(scope.node).get(node.id)
                 if isinstance(inner, ast.ClassDef):
-                    return Definition(inner, module, owner)
+                    return Definition(inner, module, scope)
+                scope = scope.outer
             return self.find(module, node.id) or External(node.id)
         if isinstance(node, ast.Attribute):
             of = self._target(node.value, module, scope)
@@ -324,6 +323,13 @@ def class_of(cfg: str) -> str | None:
     """
     name = re.sub("^RslRl(Ppo)?|(Algorithm)?Cfg$", "", cfg) or "PPO"
     return name if name in KNOWN_CLASSES else None
+
+
+def without_missing(value: Any) -> Any:
+    """Return plain data without unset fields."""
+    if isinstance(value, dict):
+        return {key: without_missing(item) for key, item in value.items() if item is not MISSING}
+    return [without_missing(item) for item in value] if isinstance(value, list) else value
 
 
 def runs_in(path: Path) -> dict[str, Any]:

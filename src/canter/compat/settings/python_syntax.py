@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeGuard, TypeVar
@@ -55,13 +54,6 @@ def is_class(found: Definition[Any] | External) -> TypeGuard[Class]:
     return isinstance(found, Definition) and isinstance(found.node, ast.ClassDef)
 
 
-def outwards(scope: Class | None) -> Iterator[Class]:
-    """Yield a scope and those around it, from the inside out."""
-    while scope is not None:
-        yield scope
-        scope = scope.outer
-
-
 def defined(node: ast.stmt) -> dict[str, Any]:
     """Return the syntax tree of the name that a statement defines, if it does."""
     match node:
@@ -98,10 +90,3 @@ def note(module: Module, node: ast.stmt) -> None:
                 note(module, inner)
         case _:
             pass
-
-
-def without_missing(value: Any) -> Any:
-    """Return plain data without unset fields."""
-    if isinstance(value, dict):
-        return {key: without_missing(item) for key, item in value.items() if item is not MISSING}
-    return [without_missing(item) for item in value] if isinstance(value, list) else value

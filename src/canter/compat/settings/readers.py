@@ -101,11 +101,6 @@ def pair(s: Section, key: str, expected: str, default: tuple[float, float] | Non
     return numbers[0], numbers[1]
 
 
-def as_it_is(s: Section, key: str, default: Any = None) -> Any:
-    """Read any value."""
-    return s.raw(key, default)
-
-
 def _resolved(s: Section, key: str, default: Any, expected: str) -> Any:
     """Read a value that holds no open `${...}`."""
     value = s.raw(key, default)

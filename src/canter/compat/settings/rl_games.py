@@ -13,7 +13,7 @@ from typing import Any
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import CRITIC, INITIALIZER_KEYS, NETWORK, OTHER_START, POLICY, is_amp
-from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, SIGMA, apply_ppo
+from canter.compat.settings.rl_games_ppo import CENTRAL, CONFIG, PPO, SIGMA
 from canter.compat.settings.rl_games_releases import (
     RELEASES,
     UNREAD,
@@ -169,7 +169,7 @@ def translate_ppo(run: Import) -> None:
     central = run.root.has_section(CENTRAL)  # is the critic, apart from the policy
     separate = read.flag(params, "network.separate", False) or central
     params.copy("network.separate", "algorithm.model.shared_trunk", not separate)
-    apply_ppo(run)
+    apply(PPO, run.section(CONFIG, "algorithm"))
     if is_amp(run):
         amp_extension(run)
 
@@ -290,11 +290,6 @@ def _env_id(s: Section, name: str) -> str:
 NO_POPULATIONS = "no population trains here: set it to False for one run, or search settings with canter tune ENV"
 
 
-def player(s: Section) -> None:
-    """Report the player's keys, which are options of `canter play` and of Runner."""
-    s.each("player", PLAYER, "mapped", "canter play, Runner")
-
-
 def wrapper(s: Section) -> None:
     """`isaaclab:` does the work of Isaac Lab's wrapper itself.
 
@@ -319,18 +314,14 @@ WRAPPER_LIMITS: tuple[Rule, ...] = (
     Copy("env.clip_actions", "env.options.clip_actions", read.number, OMIT),
     Copy("env.clip_observations", "env.options.clip_observations", read.number, OMIT),
 )
-PLAYER = (
+PLAYER_KEYS = (
     "render render_sleep games_num deterministic determenistic n_game_life print_stats use_vecenv env_config "
     "device_name num_actors balance_env_rewards evaluation update_checkpoint_freq dir_to_monitor"
 )
+PLAYER = " ".join(f"player.{key}" for key in PLAYER_KEYS.split())
 PRECISION = precision("mixed_precision", "precision", "Isaac Lab's fork multiplies in float16")
 """For `params.config`, or the central value's, and settings of a network."""
-RUN: tuple[Rule, ...] = (
-    Copy("device", "device", read.word, OMIT),
-    always("total_steps", None),
-    budget,
-    saving,
-)
+RUN: tuple[Rule, ...] = (Copy("device", "device", read.word, OMIT), always("total_steps", None), budget, saving)
 """For `params.config` and settings by their full path."""
 SCRIPTS: tuple[Rule, ...] = (
     mapped("name full_experiment_name train_dir", "the run's folder (canter train --name, Runner)"),
@@ -345,7 +336,7 @@ SCRIPTS: tuple[Rule, ...] = (
     Only("population_based_training", OFF, "off", NO_POPULATIONS),
     Only("pbt_idx", OFF, "off", NO_POPULATIONS),
     Only("self_play_config", (*NONE, {}), "off", "opponents live in the trainer here: see docs/agents.md"),
-    player,
+    mapped(PLAYER, "canter play, Runner"),
 )
 """For `params.config`: keys that change nothing that is learned, and what does their work here."""
 AROUND: tuple[Rule, ...] = (

@@ -206,9 +206,7 @@ NETWORK: tuple[Rule, ...] = (
     Only("value_activation", NONE, "", "values have no activation here: set it to None"),
     hidden_layers,
     layer_norm,
-    Copy(
-        "mlp.norm_only_first_layer", "layer_norm_layers", read.flag, default=OMIT, convert={True: "first", False: "all"}
-    ),
+    Copy("mlp.norm_only_first_layer", "layer_norm_layers", read.flag, OMIT, {True: "first", False: "all"}),
     encoder,
     recurrent_layers,
     no_effect("rnn1 lstm blocks value_shape joint_obs_actions cnn.regularizer"),

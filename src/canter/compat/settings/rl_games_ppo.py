@@ -10,7 +10,7 @@ import math
 from canter.compat.settings import readers as read
 from canter.compat.settings.rl_games_network import CRITIC, DISTRIBUTION, NETWORK, POLICY, is_amp, is_continuous
 from canter.compat.settings.rules import OFF, OMIT, Copy, Only, Rule, always, apply, mapped, no_effect, parity
-from canter.compat.settings.section import NONE, Import, Section
+from canter.compat.settings.section import NONE, Section
 
 CONFIG = "params.config"
 CENTRAL = f"{CONFIG}.central_value_config"
@@ -21,11 +21,6 @@ VALUE_LOSS = {True: "clipped", False: "mse"}
 NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0}
 """rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0
 +- 1."""
-
-
-def is_recurrent(run: Import) -> bool:
-    """Return True if the policy or the central value has a recurrent layer."""
-    return run.root.has_section("params.network.rnn") or run.root.has_section(f"{CENTRAL}.network.rnn")
 
 
 def set_normalizer(s: Section, setting: str) -> None:
@@ -96,8 +91,6 @@ def bounds_loss(s: Section) -> None:
     elif s.has("bounds_loss_coef") and read.number(s, "bounds_loss_coef") > 0:
         s.set("bound_loss.coef", read.number(s, "bounds_loss_coef"), "bounds_loss_coef")
         s.set("bound_loss.form", form, "bound_loss_type")
-    else:
-        s.mapped("bound_loss_type", "algorithm.bound_loss=null")
     s.mapped("bounds_loss_coef", "algorithm.bound_loss.coef")
 
 
@@ -164,7 +157,8 @@ def weight_decay(s: Section) -> None:
 
 def sequences(s: Section) -> None:
     """rl_games reads `seq_length`; older files say `seq_len`, which it ignores."""
-    if not is_recurrent(s.run):
+    root = s.run.root
+    if not (root.has_section("params.network.rnn") or root.has_section(f"{CENTRAL}.network.rnn")):
         s.no_effect("seq_length seq_len zero_rnn_on_done", "the policy is not recurrent")
         return
     s.set("sequence_length", read.integer(s, "seq_length", 4), "seq_length")
@@ -174,6 +168,8 @@ def sequences(s: Section) -> None:
     for network in (POLICY, CRITIC):
         if f"{network}.rnn.cell" in s.run.settings:
             s.run.settings[f"{network}.rnn.reset_on_end"] = resets
+    if not resets and f"{CRITIC}.rnn.cell" in s.run.settings:
+        s.changed("zero_rnn_on_done", "rl_games' central value keeps its state in acting, but resets it in learning")
 
 
 def advantages(s: Section) -> None:
@@ -253,38 +249,6 @@ REWARD: tuple[Rule, ...] = (
     Copy("min_val", "minimum", read.number, OMIT),
     Copy("max_val", "maximum", read.number, OMIT),
 )
-PPO: tuple[Rule, ...] = (
-    Copy("gamma", "gamma", read.number),
-    Copy("tau", "gae_lambda", read.number),
-    Copy("horizon_length", "horizon", read.count),
-    Copy("mini_epochs", "epochs", read.integer),
-    minibatches,
-    Copy("e_clip", "clip_ratio value_clip", read.number),
-    surrogate,
-    Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
-    value_coef,
-    entropy,
-    bounds_loss,
-    *OPTIMIZER,
-    sequences,
-    advantages,
-    Only("normalize_rms_advantage", OFF, "", "advantages are standardised over the rollout: set it to False"),
-    no_effect("adv_rms_momentum", "normalize_rms_advantage is off"),
-    bootstrap,
-    rewards,
-    observation_normalizer,
-    value_normalizer,
-    Only("freeze_critic", OFF, "", "nothing is frozen here: leave it out"),
-    Copy("clip_actions", "model.bounds", read.flag, True, {True: "rescale", False: "none"}),
-    mapped("use_action_masks", "the environment's group action_mask"),
-)
-AFTER_PPO: tuple[Rule, ...] = (
-    parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
-    no_effect(
-        "rnd_config central_value_config1 ignore_dead_batches bptt_length network_path log_path is_train features"
-    ),
-    no_effect("num_warmup_steps num_seed_steps", "belongs to SAC"),
-)
 
 
 def central_value(s: Section) -> None:
@@ -335,11 +299,42 @@ CENTRAL_VALUE: tuple[Rule, ...] = (
 """For `params.config.central_value_config` and settings below `algorithm.central_value`."""
 
 
-def apply_ppo(run: Import) -> None:
-    """Apply everything that changes what is learned by PPO."""
-    config = run.section(CONFIG, "algorithm")
-    apply(PPO, config)
-    central_value(config)
-    if is_continuous(run):
-        apply(DISTRIBUTION, run.section(SIGMA, "algorithm.model"))
-    apply(AFTER_PPO, config)
+def distribution(s: Section) -> None:
+    """Read the distribution of continuous actions."""
+    if is_continuous(s.run):
+        apply(DISTRIBUTION, s.run.section(SIGMA, "algorithm.model"))
+
+
+PPO: tuple[Rule, ...] = (
+    Copy("gamma", "gamma", read.number),
+    Copy("tau", "gae_lambda", read.number),
+    Copy("horizon_length", "horizon", read.count),
+    Copy("mini_epochs", "epochs", read.integer),
+    minibatches,
+    Copy("e_clip", "clip_ratio value_clip", read.number),
+    surrogate,
+    Copy("clip_value", "value_loss", read.flag, convert=VALUE_LOSS),
+    value_coef,
+    entropy,
+    bounds_loss,
+    *OPTIMIZER,
+    advantages,
+    Only("normalize_rms_advantage", OFF, "", "advantages are standardised over the rollout: set it to False"),
+    no_effect("adv_rms_momentum", "normalize_rms_advantage is off"),
+    bootstrap,
+    rewards,
+    observation_normalizer,
+    value_normalizer,
+    Only("freeze_critic", OFF, "", "nothing is frozen here: leave it out"),
+    Copy("clip_actions", "model.bounds", read.flag, True, {True: "rescale", False: "none"}),
+    mapped("use_action_masks", "the environment's group action_mask"),
+    central_value,
+    sequences,
+    distribution,
+    parity("shuffle", "none", "samples are reshuffled for each epoch; rl_games never shuffles"),
+    no_effect(
+        "rnd_config central_value_config1 ignore_dead_batches bptt_length network_path log_path is_train features"
+    ),
+    no_effect("num_warmup_steps num_seed_steps", "belongs to SAC"),
+)
+"""Everything that changes what is learned by PPO."""

@@ -14,8 +14,6 @@ from canter.compat.settings.rl_games_ppo import CONFIG, set_normalizer
 from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, no_effect
 from canter.compat.settings.section import NONE, Import, Section
 
-GRAD_CLIP = 5.0
-"""rl_games' bound on the norm of the critics' gradient if the file has none."""
 WARMUP_EPOCHS = 1000
 NETWORKS = ("policy", "critic")
 OF_BOTH = "of policy and critics"
@@ -129,6 +127,11 @@ def rewards(s: Section) -> None:
     s.each("reward_shaper", "scale_value shift_value log_val min_val max_val", "mapped", "rewards as they are")
 
 
+def norm_limit(clip: float) -> float:
+    """Return the limit of a gradient's norm; 0 and less stand for none."""
+    return clip if clip > 0 else math.inf
+
+
 def optimizer(name: str, betas: str, to: str) -> tuple[Rule, ...]:
     """Return the table of one of the three optimizers."""
     return (
@@ -136,18 +139,20 @@ def optimizer(name: str, betas: str, to: str) -> tuple[Rule, ...]:
         Copy(f"{name}_lr", f"{to}.learning_rate.value", read.number),
         always(f"{to}.eps", 1e-8),
         always(f"{to}.max_grad_norm", math.inf),
-        Copy(betas, f"{to}.betas", read.as_it_is, OMIT),
+        Copy(betas, f"{to}.betas", Section.raw, OMIT),
     )
 
 
 OTHER_NETWORK = "a network of the user's; known for SAC: soft_actor_critic"
+OTHER_ENTROPY = "set the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy"
+NO_BOOTSTRAP = "a truncated episode has not ended for SAC: leave it out"
 NO_DENSE = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
 NETWORK: tuple[Rule, ...] = (
-    Only("name", ("soft_actor_critic",), "algorithm.kind=sac", OTHER_NETWORK, read.word),
+    Only("name", ("soft_actor_critic",), "algorithm.kind=sac", OTHER_NETWORK),
     always("policy.kind", "stack"),
     layers,
     normalization,
-    Only("mlp.d2rl", (False,), "a plain stack of layers", NO_DENSE, read.flag, default=False),
+    Only("mlp.d2rl", (False,), "a plain stack of layers", NO_DENSE),
     no_effect("mlp.regularizer mlp.norm_only_first_layer", "no code of SAC reads it"),
     no_effect("separate", "policy and critics are always apart"),
     no_effect("space", "SAC reads log_std_bounds instead"),
@@ -168,31 +173,13 @@ SAC: tuple[Rule, ...] = (
     Copy("save_replay_buffer", "replay.save", read.flag, default=False),
     Copy("init_alpha", "temperature.initial", read.number),
     Copy("learnable_temperature", "temperature.learned", read.flag),
-    Only(
-        "target_entropy_coef",
-        (1.0,),
-        "algorithm.temperature.target_entropy=null, minus one per action",
-        "set the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy",
-        read.number,
-        default=1.0,
-    ),
+    Only("target_entropy_coef", (1.0,), "temperature.target_entropy=null, minus one per action", OTHER_ENTROPY),
     *optimizer("actor", "actor_betas", "optimizer"),
     *optimizer("critic", "critic_betas", "critic_optimizer"),
     *optimizer("alpha", "alphas_betas", "temperature.optimizer"),
-    Copy(
-        "critic_grad_clip",
-        "critic_optimizer.max_grad_norm",
-        read.number,
-        GRAD_CLIP,
-        lambda clip: clip if clip > 0 else math.inf,
-    ),
+    Copy("critic_grad_clip", "critic_optimizer.max_grad_norm", read.number, 5.0, norm_limit),
     rewards,
     Only(
-        "value_bootstrap",
-        (True,),
-        "targets of truncated episodes use the value of the next observation",
-        "a truncated episode has not ended for SAC: leave it out",
-        read.flag,
-        default=True,
+        "value_bootstrap", (True,), "targets of truncated episodes use the value of the next observation", NO_BOOTSTRAP
     ),
 )

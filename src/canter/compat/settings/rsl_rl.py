@@ -7,20 +7,14 @@ from typing import Any
 
 from canter.compat.settings import readers as read
 from canter.compat.settings.rsl_rl_distillation import apply_distillation
-from canter.compat.settings.rsl_rl_network import (
-    CRITIC,
-    POLICY,
-    Generation,
-    apply_networks,
-    is_recurrent,
-    with_class_names,
-)
+from canter.compat.settings.rsl_rl_network import Generation, apply_networks, is_recurrent, with_class_names
 from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, mapped, no_effect, parity, precision
 from canter.compat.settings.section import NONE, Import, Section
 
 OLD_DEFAULTS = {"gamma": 0.998, "num_learning_epochs": 1, "num_mini_batches": 1, "entropy_coef": 0.0}
 """Up to 2.x."""
 NEW_DEFAULTS = {"gamma": 0.99, "num_learning_epochs": 5, "num_mini_batches": 4, "entropy_coef": 0.01}
+SAMPLES_OF_MEAN = {True: "minibatch", False: "rollout"}
 ROBOTS = ("mjlab:", "isaaclab:")
 
 
@@ -68,14 +62,12 @@ def apply_ppo(run: Import, generation: Generation) -> None:
     recurrent = any(is_recurrent(run.section(at)) for at in (generation.actor, generation.critic))
     apply(ppo_rules(generation), s)
     uneven_minibatches(s, run.section(generation.runner), recurrent)
-    optimizer(s, split=generation.split)
     schedule(s, generation)
     order = "none" if recurrent else "rollout"
     otherwise = "samples are reshuffled for each epoch; RSL-RL keeps one order, or none with recurrent networks"
     s.own_form("", {"shuffle": order}, otherwise)
     apply(EXTRAS, s)
     apply_networks(run, generation)
-    apply(GROUPS, root)
 
 
 def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
@@ -96,13 +88,10 @@ def ppo_rules(generation: Generation) -> tuple[Rule, ...]:
         Copy("use_clipped_value_loss", "value_loss", read.flag, True, {True: "clipped", False: "mse"}),
         always("optimizer.eps", 1e-8),
         Only("optimizer", ("adam", "adamw"), "algorithm.optimizer", "there is Adam and AdamW here"),
-        Copy(
-            "normalize_advantage_per_mini_batch",
-            "advantage_normalization",
-            read.flag,
-            default=False,
-            convert={True: "minibatch", False: "rollout"},
-        ),
+        weight_decay,
+        Copy("max_grad_norm", "optimizer.max_grad_norm", read.number, 1.0),
+        always("gradient_clipping", "per_network" if generation.split else "joint"),  # as the sections are
+        Copy("normalize_advantage_per_mini_batch", "advantage_normalization", read.flag, False, SAMPLES_OF_MEAN),
         parity("advantage_std", "sample", "advantages are divided by the root of the mean square, not by n - 1"),
     )
 
@@ -122,17 +111,10 @@ def uneven_minibatches(s: Section, runner: Section, recurrent: bool) -> None:
     raise s.error("num_mini_batches", f"a number that divides {counted} = {samples}", remedy)
 
 
-def optimizer(s: Section, *, split: bool) -> None:
-    """Read the optimizer: networks with separate sections are clipped separately.
-
-    AdamW uses torch's default weight decay.
-    """
-    norm = read.number(s, "max_grad_norm", 1.0)
-    clipping = "per_network" if split else "joint"
-    s.set("optimizer.max_grad_norm", norm, "max_grad_norm")
-    s.set("gradient_clipping", clipping)
+def weight_decay(s: Section) -> None:
+    """AdamW uses torch's default."""
     if s.raw("optimizer") == "adamw":
-        s.set("optimizer.weight_decay", 0.01)  # torch's own
+        s.set("optimizer.weight_decay", 0.01)
 
 
 def schedule(s: Section, generation: Generation) -> None:
@@ -275,13 +257,6 @@ EXTRAS: tuple[Rule, ...] = (
     mapped("grad_reduce_bucket_mb multi_gpu_cfg device", "torchrun"),
 )
 """For `algorithm`: parts of RSL-RL's PPO that are off in nearly all files."""
-GROUPS: tuple[Rule, ...] = (
-    Copy("obs_groups.actor", f"{POLICY}.obs_groups", read.groups, OMIT),
-    Copy("obs_groups.policy", f"{POLICY}.obs_groups", read.groups, OMIT),
-    Copy("obs_groups.critic", f"{CRITIC}.obs_groups", read.groups, OMIT),
-    no_effect("obs_groups.rnd_state obs_groups.teacher obs_groups.student", "PPO does not read it"),
-)
-"""For the whole mapping."""
 RUNNER: tuple[Rule, ...] = (
     Copy("num_steps_per_env", "algorithm.horizon", read.integer),
     always("total_steps", None),

@@ -56,11 +56,6 @@ def teacher_groups(s: Section) -> None:
     s.changed("obs_groups.teacher", "the teacher reads its own; name others there", "algorithm.teacher_obs")
 
 
-def distribution(s: Section) -> None:
-    """Read the rest of the distribution's section."""
-    s.each("distribution_cfg", "class_name std_type", "mapped", "algorithm.std")
-
-
 DISTILLATION: tuple[Rule, ...] = (
     Copy("num_learning_epochs", "epochs", read.integer, 1),
     Copy("loss_type", "loss", read.one_of("mse", "huber"), "mse"),
@@ -77,7 +72,7 @@ STUDENT: tuple[Rule, ...] = (
     recurrent_layers,
     Copy("state_dependent_std", "std.kind", read.flag, default=False, convert={True: "network", False: "parameter"}),
     mapped("class_name noise_std_type stochastic state_dependent_std", "algorithm.policy, algorithm.std"),
-    distribution,
+    mapped("distribution_cfg.class_name distribution_cfg.std_type", "algorithm.std"),
 )
 """For the section of the student and settings below `algorithm`."""
 TEACHER_FILE = "the teacher's file says it"

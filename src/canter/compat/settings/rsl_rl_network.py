@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from canter.compat.settings import readers as read
-from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply
+from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, no_effect
 from canter.compat.settings.section import Import, Section
 
 POLICY = "algorithm.model.policy"
@@ -25,7 +25,6 @@ GAIN = math.sqrt(2)
 """Gain that leaves torch's own initial weights unchanged."""
 NETWORK_CLASSES = ("MLPModel", "RNNModel", "CNNModel", "ActorCritic", "ActorCriticRecurrent", "ActorCriticCNN")
 RECURRENT_CLASSES = ("RNNModel", "ActorCriticRecurrent")
-LIBRARY = "rsl_rl"
 STD_KINDS = {"GaussianDistribution": "parameter", "HeteroscedasticGaussianDistribution": "network"}
 BETA = "BetaDistribution"
 DISTRIBUTIONS = (*STD_KINDS, BETA)
@@ -68,7 +67,7 @@ def with_class_names(tree: Mapping[str, Any]) -> dict[str, Any]:
 def class_name(value: Any) -> Any:
     """Return the name of a class of RSL-RL, given as a path or itself; other values as they are."""
     path = f"{value.__module__}:{value.__name__}" if isinstance(value, type) else value
-    if isinstance(path, str) and path.startswith(f"{LIBRARY}."):
+    if isinstance(path, str) and path.startswith("rsl_rl."):
         return re.split("[:.]", path)[-1]
     return value
 
@@ -104,6 +103,7 @@ def apply_networks(run: Import, generation: Generation) -> None:
         recurrent_layers(s, generation)
         encoder(s)
     distribution(run, generation)
+    apply(GROUPS, run.root)
 
 
 def hidden_layers(s: Section, key: str) -> None:
@@ -289,11 +289,7 @@ ENCODER: tuple[Rule, ...] = (
     Only("padding", ("none", "zeros"), "cnn.layers", "zeros or none"),
 )
 """For `cnn_cfg` of a network and settings below its `cnn`."""
-DISTRIBUTION: tuple[Rule, ...] = (
-    distribution_class,
-    Copy("learn_std", "std.learn", read.flag, OMIT),
-    std_range,
-)
+DISTRIBUTION: tuple[Rule, ...] = (distribution_class, Copy("learn_std", "std.learn", read.flag, OMIT), std_range)
 """For `actor.distribution_cfg` and settings below `algorithm.model`."""
 HEAD: tuple[Rule, ...] = (
     always("bounds", "none"),
@@ -301,3 +297,10 @@ HEAD: tuple[Rule, ...] = (
     always("policy_gain", GAIN),
     always("value_gain", GAIN),
 )
+GROUPS: tuple[Rule, ...] = (
+    Copy("obs_groups.actor", f"{POLICY}.obs_groups", read.groups, OMIT),
+    Copy("obs_groups.policy", f"{POLICY}.obs_groups", read.groups, OMIT),
+    Copy("obs_groups.critic", f"{CRITIC}.obs_groups", read.groups, OMIT),
+    no_effect("obs_groups.rnd_state obs_groups.teacher obs_groups.student", "PPO does not read it"),
+)
+"""For the whole mapping."""

@@ -68,12 +68,10 @@ class Only:
     """Setting or part of Canter that does the same for these values."""
     why: str
     """Reason of the refusal, and the remedy."""
-    read: read.Reader = read.as_it_is
-    default: Any = None
 
     def __call__(self, s: Section) -> None:
         """Report the key."""
-        if self.read(s, self.key, self.default) in self.accepts:
+        if s.raw(self.key) in self.accepts:
             s.mapped(self.key, self.to)
         else:
             s.refuse(self.key, self.why)
