@@ -73,14 +73,12 @@ def check_rsl_rl(ppo: PPO, generation: int) -> None:
     if isinstance(ppo.policy.distribution, Beta) and generation < 5:
         raise ConfigError(f"model.distribution=beta: {library} has Gaussian policies only; write settings of 5.x")
     if ppo.config.model.std.kind == "network" and generation < 3:
-        raise ConfigError(
-            f"model.std.kind=network: {library} has no std of the network; write settings of 3.x or later"
-        )
+        advice = "write settings of 3.x or later"
+        raise ConfigError(f"model.std.kind=network: {library} has no std of the network; {advice}")
     cells = [_cells(network) for network in _standard(ppo).values()]
     if generation <= 3 and cells[:1] != cells[1:]:
-        raise ConfigError(
-            f"model.critic.rnn: {library} has the same recurrent layers in policy and critic; write settings of 5.x"
-        )
+        why = f"{library} has the same recurrent layers in policy and critic"
+        raise ConfigError(f"model.critic.rnn: {why}; write settings of 5.x")
 
 
 def _cells(network: Network) -> tuple[bool, int, int] | None:

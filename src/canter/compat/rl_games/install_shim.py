@@ -31,11 +31,6 @@ def safe_filesystem_op(func: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     return func(*args, **kwargs)
 
 
-def safe_save(state: Any, filename: str) -> None:
-    """Write a file with `torch.save`."""
-    torch.save(state, filename)
-
-
 OBSERVERS = {cls.__name__: cls for cls in (AlgoObserver, DefaultAlgoObserver, IsaacAlgoObserver)}
 MODULES: dict[str, dict[str, Any]] = {
     "rl_games": {},
@@ -48,7 +43,7 @@ MODULES: dict[str, dict[str, Any]] = {
     "rl_games.common.player": {"BasePlayer": PpoPlayer},
     "rl_games.algos_torch": {},
     "rl_games.algos_torch.model_builder": vars(model_builder),
-    "rl_games.algos_torch.torch_ext": {"safe_filesystem_op": safe_filesystem_op, "safe_save": safe_save},
+    "rl_games.algos_torch.torch_ext": {"safe_filesystem_op": safe_filesystem_op, "safe_save": torch.save},
 }
 """Modules added if rl_games is not installed: the names that scripts and Isaac Lab's wrappers
 import."""

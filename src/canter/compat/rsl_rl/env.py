@@ -98,10 +98,8 @@ def symmetries_in(train_cfg: Mapping[str, Any], adapter: RslRlEnv) -> tuple[Symm
     if len(blocks) == 4 and torch.allclose(images.actions(blocks[1])[2], blocks[3], atol=1e-5):
         return images.symmetry(1), images.symmetry(2)
     if len(blocks) != 2:
-        why = "2, or 4 of which the last is the image of an image"
-        raise ConfigError(
-            f"{KEY} returns {len(blocks)} blocks of samples, expected {why}: declare EnvSpec.symmetries", KEY
-        )
+        expected = "expected 2, or 4 of which the last is the image of an image: declare EnvSpec.symmetries"
+        raise ConfigError(f"{KEY} returns {len(blocks)} blocks of samples, {expected}", KEY)
     return (images.symmetry(1),)
 
 

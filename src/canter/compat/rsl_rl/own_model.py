@@ -87,10 +87,9 @@ class OwnModel(OwnModule):
         self.groups = tuple(config.obs_groups[config.role])
         self.normalizers = nn.ModuleList()
         zeros = {name: torch.zeros(2, *spec.shape, dtype=spec.dtype) for name, spec in obs.items()}
+        groups = dict(config.obs_groups)
         arguments = deepcopy(dict(config.arguments))
-        self.model: Any = config.cls(
-            self._batch(zeros, 2), dict(config.obs_groups), config.role, config.outputs, **arguments
-        )
+        self.model: Any = config.cls(self._batch(zeros, 2), groups, config.role, config.outputs, **arguments)
         name = getattr(config.cls, "__name__", "")
         if not isinstance(self.model, nn.Module):
             raise ConfigError(f"{config.role}.class_name={name}: made a {type(self.model).__name__}, not a Module")

@@ -21,7 +21,7 @@ from canter.compat.settings.python_syntax import Unread
 from canter.compat.settings.rl_games import is_rl_games
 from canter.compat.settings.rl_games_population import Population, read_pbt
 from canter.compat.settings.rsl_rl_network import generation_of
-from canter.compat.settings.section import Import, ImportReport
+from canter.compat.settings.section import ABSENT, Import, ImportReport
 from canter.config import TrainConfig
 from canter.config.files import read_config
 from canter.core.plain import ConfigError, to_plain
@@ -113,24 +113,21 @@ class Scope:
             return known(*words) if known else _unresolved(inner)
         dots = len(inner) - len(inner.lstrip("."))
         name = tuple(inner.lstrip(".").split("."))
-        found = self.given.get(".".join(name), _ABSENT)
-        if found is _ABSENT:
+        found = self.given.get(".".join(name), ABSENT)
+        if found is ABSENT:
             where = (*path[: len(path) - dots], *name) if dots else name
             found = self._at(where)
             if isinstance(found, str) and "${" in found:
                 found = self.resolve(found, where, depth + 1)
-        return _unresolved(inner) if found is _ABSENT or isinstance(found, Mapping) else found
+        return _unresolved(inner) if found is ABSENT or isinstance(found, Mapping) else found
 
     def _at(self, path: tuple[str, ...]) -> Any:
         here: Any = self.tree
         for part in path:
             if not isinstance(here, Mapping) or part not in here:
-                return _ABSENT
+                return ABSENT
             here = here[part]
         return here
-
-
-_ABSENT = object()
 
 
 def _unresolved(inner: str) -> str:

@@ -17,13 +17,11 @@ required."""
 def number(s: Section, key: str, default: float | None = None) -> float:
     """Read a number, which may be written as a word such as 5e-4."""
     value = _resolved(s, key, default, "a number")
-    result = None
     try:
-        if isinstance(value, str | int | float) and not isinstance(value, bool):
-            result = float(value)
-    except ValueError:
-        pass
-    if result is None or math.isnan(result):
+        result = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        result = math.nan
+    if math.isnan(result):
         known = s.key(key) in s.run.lines or s.has(key)
         raise s.error(key, "a number", "" if known else "it is required")
     return result

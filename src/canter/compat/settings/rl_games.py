@@ -297,8 +297,8 @@ def wrapper(s: Section) -> None:
     """
     own = str(s.run.settings.get("env.id", "")).startswith("isaaclab:")
     by_name = not read.flag(s, "env.concate_obs_groups", True)  # the wrapper then returns groups by name
-    if own:
-        apply(WRAPPER_LIMITS, s)
+    for key in ("clip_actions", "clip_observations") if own else ():
+        Copy(f"env.{key}", f"env.options.{key}", read.number, OMIT)(s)
     if own or by_name:
         Copy("env.obs_groups.obs", f"{POLICY}.obs_groups", read.groups, OMIT)(s)
     if not s.run.root.has_section(CENTRAL):
@@ -310,10 +310,6 @@ def wrapper(s: Section) -> None:
 
 
 WRAPPER = "Isaac Lab's wrapper, which a script with Runner has; else --env isaaclab:TASK"
-WRAPPER_LIMITS: tuple[Rule, ...] = (
-    Copy("env.clip_actions", "env.options.clip_actions", read.number, OMIT),
-    Copy("env.clip_observations", "env.options.clip_observations", read.number, OMIT),
-)
 PLAYER_KEYS = (
     "render render_sleep games_num deterministic determenistic n_game_life print_stats use_vecenv env_config "
     "device_name num_actors balance_env_rewards evaluation update_checkpoint_freq dir_to_monitor"

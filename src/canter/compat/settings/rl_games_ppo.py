@@ -16,7 +16,6 @@ CONFIG = "params.config"
 CENTRAL = f"{CONFIG}.central_value_config"
 SIGMA = "params.network.space.continuous"
 MIN_LR = 1e-6
-MAX_LR = 1e-2
 VALUE_LOSS = {True: "clipped", False: "mse"}
 NORMALIZER = {"eps": 1e-5, "eps_on": "variance", "clip": 5.0, "prior_count": 1.0}
 """rl_games' running mean and std: 1e-5 on the variance, clipped at 5, started with one sample of 0
@@ -239,7 +238,7 @@ def value_normalizer(s: Section) -> None:
 ADAPTIVE_RATE: tuple[Rule, ...] = (
     Copy("kl_threshold", "target_kl", read.number),
     Copy("min_lr", "minimum", read.number, MIN_LR),
-    Copy("max_lr", "maximum", read.number, MAX_LR),
+    Copy("max_lr", "maximum", read.number, 1e-2),
     Copy("lr_multiplier", "factor", read.number, 1.5),
 )
 OPTIMIZER: tuple[Rule, ...] = (always("optimizer.eps", 1e-8), learning_rate, gradient_norm, weight_decay)

@@ -14,7 +14,6 @@ from canter.compat.settings.rl_games_ppo import CONFIG, set_normalizer
 from canter.compat.settings.rules import OMIT, Copy, Only, Rule, always, apply, no_effect
 from canter.compat.settings.section import NONE, Import, Section
 
-WARMUP_EPOCHS = 1000
 NETWORKS = ("policy", "critic")
 OF_BOTH = "of policy and critics"
 
@@ -107,24 +106,12 @@ def updates(s: Section) -> None:
 def warmup(s: Section) -> None:
     """`num_warmup_steps` counts iterations, `num_warmup_frames` transitions."""
     key = "num_warmup_steps"
-    steps = read.integer(s, key, WARMUP_EPOCHS) * s.get("horizon") * (s.run.samples_per_step or 1)
+    steps = read.integer(s, key, 1000) * s.get("horizon") * (s.run.samples_per_step or 1)
     if s.has("num_warmup_frames"):
         s.no_effect(key, "num_warmup_frames wins")
         key = "num_warmup_frames"
         steps = read.integer(s, key)
     s.set("warmup_steps", steps, key)
-
-
-def rewards(s: Section) -> None:
-    """SAC learns from rewards as they are."""
-    for key, neutral in (("scale_value", 1), ("shift_value", 0), ("log_val", False)):
-        if s.raw(f"reward_shaper.{key}", neutral) != neutral:
-            why = "SAC learns from rewards as they are, or scaled by algorithm.scale_rewards"
-            s.refuse(f"reward_shaper.{key}", why)
-    for key in ("min_val", "max_val"):
-        if s.has(f"reward_shaper.{key}"):
-            s.refuse(f"reward_shaper.{key}", "SAC does not clip rewards here")
-    s.each("reward_shaper", "scale_value shift_value log_val min_val max_val", "mapped", "rewards as they are")
 
 
 def norm_limit(clip: float) -> float:
@@ -145,6 +132,8 @@ def optimizer(name: str, betas: str, to: str) -> tuple[Rule, ...]:
 
 OTHER_NETWORK = "a network of the user's; known for SAC: soft_actor_critic"
 OTHER_ENTROPY = "set the entropy itself, minus this times the actions: --algorithm.temperature.target-entropy"
+NEUTRAL = {"scale_value": (1,), "shift_value": (0,), "log_val": (False,), "min_val": NONE, "max_val": NONE}
+NO_SHAPING = "SAC learns from rewards as they are, without clips, or scaled by algorithm.scale_rewards"
 NO_BOOTSTRAP = "a truncated episode has not ended for SAC: leave it out"
 NO_DENSE = "SAC's networks are plain stacks here; residual blocks are algorithm.critic.blocks"
 NETWORK: tuple[Rule, ...] = (
@@ -178,8 +167,6 @@ SAC: tuple[Rule, ...] = (
     *optimizer("critic", "critic_betas", "critic_optimizer"),
     *optimizer("alpha", "alphas_betas", "temperature.optimizer"),
     Copy("critic_grad_clip", "critic_optimizer.max_grad_norm", read.number, 5.0, norm_limit),
-    rewards,
-    Only(
-        "value_bootstrap", (True,), "targets of truncated episodes use the value of the next observation", NO_BOOTSTRAP
-    ),
+    *(Only(f"reward_shaper.{key}", same, "rewards as they are", NO_SHAPING) for key, same in NEUTRAL.items()),
+    Only("value_bootstrap", (True,), "the value of the observation behind a truncated episode", NO_BOOTSTRAP),
 )

@@ -99,7 +99,6 @@ def apply_networks(run: Import, generation: Generation) -> None:
         hidden_layers(s, f"{own}hidden_dims")
         apply(NETWORK, s)
         normalizer(s, f"{own}obs_normalization", generation)
-        NETWORK_CLASS(s)
         recurrent_layers(s, generation)
         encoder(s)
     distribution(run, generation)
@@ -265,19 +264,15 @@ def std(s: Section, initial: str, form: str | None) -> None:
         s.changed(form, f"std_range keeps it within; RSL-RL's is {theirs}", "algorithm.model.std.form=bounded")
 
 
+KNOWN_CLASSES = ", ".join(NETWORK_CLASSES)
+OTHER_CLASS = f"a class of the user's: register it, canter.register('network', NAME); known: {KNOWN_CLASSES}"
 NETWORK: tuple[Rule, ...] = (
+    Only("class_name", NETWORK_CLASSES, "a network of kind standard", OTHER_CLASS),
     Copy("activation", "activation", read.one_of(*ACTIVATIONS), "elu", ACTIVATIONS),
     always("init", "default"),
     always("init_gain", GAIN),
 )
 """For the section of a network and settings below `algorithm.model.policy` or `.critic`."""
-KNOWN_CLASSES = f"known: {', '.join(NETWORK_CLASSES)}"
-NETWORK_CLASS = Only(
-    "class_name",
-    NETWORK_CLASSES,
-    "a network of kind standard",
-    f"a class of the user's: register it, canter.register('network', NAME); {KNOWN_CLASSES}",
-)
 PLAIN_LAYERS = {"dilation": 1, "norm": "none", "max_pool": False, "global_pool": "none", "flatten": True}
 PLAIN = "plain convolutions only: register an encoder of your own"
 ENCODER: tuple[Rule, ...] = (
