@@ -73,6 +73,8 @@ def interface_of(contract: dict[str, Any]) -> Interface:
     return Interface(
         obs={group["group"]: terms(group) for group in contract["observations"]},
         action=terms(contract["action"]),
+        clip_actions=float(contract["action"]["clip_actions"]),
+        clip_observations=float(contract["clip_observations"]),
         control_period=contract["control_period"],
         decimation=contract["decimation"],
         joints=tuple(Joint(**decode(joint)) for joint in contract["joints"]),

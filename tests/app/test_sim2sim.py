@@ -218,6 +218,11 @@ def test_tracking_is_that_of_the_rewards():
     )
 
 
+def test_tracking_of_nothing_has_no_share():
+    lost = sim2sim.Tracking(linear_error=99.0, angular_error=99.0, linear=0.0, angular=0.0, falls=0)
+    assert "%" not in sim2sim.compare_tracking(lost, lost)
+
+
 # Mistakes that the contract detects
 
 
@@ -231,6 +236,10 @@ def rescaled():
     return replace(CONTRACTED, action=(replace(action, scale=(0.25,)),))
 
 
+def clipped():
+    return replace(CONTRACTED, clip_actions=1.0)
+
+
 def without_pose():
     joints = tuple(replace(joint, default_position=None) for joint in CONTRACTED.joints)
     return replace(CONTRACTED, joints=joints)
@@ -242,6 +251,7 @@ def without_pose():
         (swapped, r"action.0.components is \['right', 'left'\], expected \['left', 'right'\]"),
         (rescaled, r"action.0.scale is \[0.25\], expected \[0.5\]"),
         (without_pose, "joints.0.default_position is unknown, expected 0.4"),
+        (clipped, "clip_actions is 1.0, expected inf"),
     ],
 )
 def test_a_simulator_that_differs_from_the_contract_is_refused(declare, message, header):
@@ -276,7 +286,7 @@ def test_a_missing_model_and_the_header_of_an_earlier_policy_are_refused(header,
     env.close()
     with pytest.raises(SystemExit):
         main(["sim2sim", "cart.safetensors", "cart.xml", "--robots", "2"])
-    assert "the export is of another policy, such as an earlier one: remove it" in capsys.readouterr().err
+    assert "cart.h is of another policy, such as an earlier one: remove it and export again" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -310,5 +320,12 @@ def test_what_plain_mujoco_cannot_do_is_refused_by_name(header):
     contract["observations"][0]["terms"][0]["source"] = "base_lin_vel"
     with pytest.raises(ContractError, match="action wheels: N m; only positions of joints"):
         sim2sim.check_contract(contract, torque)
+    contract["action"]["terms"][0] |= {"unit": sim2sim.POSITION_COMMAND, "high": "unknown"}
+    contract["observations"][0]["terms"][0]["low"] = "unknown"
+    unbounded = replace(CONTRACTED, action=(replace(action, high=None),))
+    velocity, *others = CONTRACTED.obs["policy"]
+    unbounded = replace(unbounded, obs={"policy": (replace(velocity, low=None), *others)})
+    with pytest.raises(ContractError, match=r"robot needs to know: action.wheels.high, obs.base_lin_vel.low$"):
+        sim2sim.check_contract(contract, unbounded)
     with pytest.raises(ContractError, match="no observation term command with 3 components; it has gravity"):
         sim2sim.VelocityTerms.find(Interface(obs={"policy": (Signal(name="gravity", size=3),)}))

@@ -68,6 +68,11 @@ def test_a_contract_says_what_is_declared_and_what_is_unknown():
         "effort_limit": "unknown",
         "armature": "unknown",
     }
+    policy, plain = contract_of(normalize_obs=False)
+    assert plain["observations"][0]["normalizer"] == "none"
+    policy.actor.network.normalizers[0] = torch.nn.Identity()  # a part of the user's own
+    own = describe_contract(policy, {"policy": torch.randn(2, 7)})
+    assert own["observations"][0]["normalizer"] == "unknown"
     _, bare = contract_of(Interface())
     assert bare["observations"][0]["terms"] == bare["action"]["terms"] == bare["joints"] == "unknown"
     assert bare["control_period"] == "unknown"
@@ -89,6 +94,7 @@ def test_a_contract_is_read_as_it_was_written_and_never_overwritten(tmp_path):
     write_contract(file, contract)
     write_contract(file, contract)
     assert read_contract(file) == contract
+    assert file.read_text().startswith("# The contract of a control policy.")
     _, other = contract_of(Interface())
     with pytest.raises(ContractError, match="is the contract of another policy"):
         write_contract(file, other)
@@ -120,6 +126,7 @@ def without_pose(interface):
         (swapped, "action.0.components is ['knee', 'hip'], expected ['hip', 'knee']"),
         (rescaled, "action.0.scale is [0.25], expected [0.5]"),
         (without_pose, "joints.0.default_position is unknown, expected 0.1"),
+        (lambda robot: replace(robot, clip_actions=2.0), "clip_actions is 2.0, expected inf"),
     ],
 )
 def test_a_robot_that_differs_from_the_contract_is_detected(change, expected):
@@ -144,6 +151,7 @@ def test_a_policy_file_keeps_the_interface_and_refuses_swapped_joints(tmp_path):
     [
         (lambda: Signal(name="a", size=3, components=("x",)), "a: 1 components, expected 3"),
         (lambda: Signal(name="a", size=3, scale=(1.0, 2.0)), "scale has 2 values, expected 1 or 3"),
+        (lambda: Signal(name="a", size=3, history=2), "a: size=3 is no multiple of history=2"),
         (lambda: replace(SPEC, action=Discrete(3)), "interface: action: terms of 2 components, expected 3"),
         (lambda: replace(SPEC, obs={"polcy": TensorSpec((7,))}), "obs.policy: no such observation group"),
         (lambda: replace(SPEC, obs={"policy": TensorSpec((8,))}), "obs.policy: terms of 7 components, expected 8"),

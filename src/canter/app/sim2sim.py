@@ -8,7 +8,6 @@ N robots, D numbers of an observation.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -23,8 +22,9 @@ from canter.core.registry import nearest
 from canter.core.specs import Env
 from canter.nn.actor_critic import Policy
 from canter.play.c_library import load_header
-from canter.play.contract import ContractError, compare_contracts, contract_file, read_contract
+from canter.play.contract import ContractError, bound, compare_contracts, contract_file, known, read_contract
 from canter.play.player import Player
+from canter.runtime import SCALING
 
 mujoco: Any = import_module("mujoco")  # without types
 Array = np.ndarray
@@ -80,7 +80,7 @@ def compare_tracking(training: Tracking, here: Tracking) -> str:
     lines = [f"{'':18} {'training':>12} {'MuJoCo':>12}"]
     for title, name, unit in rows:
         before, after = vars(training)[name], vars(here)[name]
-        share = "" if unit else f"   {after / before:.0%}"
+        share = "" if unit or not before else f"   {after / before:.0%}"
         lines.append(f"{title:18} {before:12.3f} {after:12.3f}{unit}{share}")
     lines.append(f"{'falls':18} {training.falls:12} {here.falls:12}")
     return "\n".join(lines)
@@ -144,32 +144,25 @@ def check_contract(contract: dict[str, Any], interface: Interface) -> None:
     """Raise ContractError if the contract differs from the training simulator, or does not say how to run a robot."""
     problems = [line for line in compare_contracts(contract, interface) if not line.endswith("cannot be verified")]
     if problems:
-        raise ContractError("the contract and the training simulator differ:\n  " + "\n  ".join(problems))
+        raise ContractError(f"the contract and the training simulator differ: {'; '.join(problems)}")
     needed = {name: contract[name] for name in ("control_period", "decimation", "joints")}
     needed["action.terms"] = contract["action"]["terms"]
-    for term in _known(contract["action"]["terms"]):
-        needed |= {
-            f"action.{term['name']}.{key}": term.get(key, UNKNOWN) for key in ("components", "scale", "offset", "low")
-        }
+    for term in known(contract["action"]["terms"]):
+        needed |= {f"action.{term['name']}.{key}": term.get(key, UNKNOWN) for key in ("components", *SCALING)}
     for group in contract["observations"]:
         needed[f"obs.{group['group']}.terms"] = group["terms"]
-        for term in _known(group["terms"]):
-            needed |= {
-                f"obs.{term['name']}.{key}": term.get(key, UNKNOWN) for key in ("source", "scale", "offset", "history")
-            }
-    moved = {name for term in _known(contract["action"]["terms"]) for name in _known(term["components"])}
-    for joint in _known(contract["joints"]):
+        for term in known(group["terms"]):
+            keys = ("source", "history", *SCALING)
+            needed |= {f"obs.{term['name']}.{key}": term.get(key, UNKNOWN) for key in keys}
+    moved = {name for term in known(contract["action"]["terms"]) for name in known(term["components"])}
+    for joint in known(contract["joints"]):
         keys = ("default_position", *("stiffness", "damping") * (joint["name"] in moved))
         needed |= {f"{key} of {joint['name']}": joint[key] for key in keys}
     if unknown := [name for name, value in needed.items() if value == UNKNOWN]:
-        raise ContractError("the contract does not say what a robot needs to know:\n  " + "\n  ".join(unknown))
+        raise ContractError(f"the contract does not say what a robot needs to know: {', '.join(unknown)}")
     for term in contract["action"]["terms"]:
         if term["unit"] != POSITION_COMMAND:
             raise ContractError(f"action {term['name']}: {term['unit']}; only positions of joints can be commanded")
-
-
-def _known(values: Any) -> Sequence[Any]:
-    return () if values == UNKNOWN else values
 
 
 # Plain MuJoCo
@@ -186,7 +179,7 @@ def build_model(contract: dict[str, Any], path: Path) -> Any:
     if joints.keys() != declared.keys():
         lines = [f"{name} of the contract: {nearest(name, joints)}" for name in declared.keys() - joints.keys()]
         lines += [f"{name} of the model is not in the contract" for name in joints.keys() - declared.keys()]
-        raise ContractError(f"the joints of {path} are not those of the contract:\n  " + "\n  ".join(sorted(lines)))
+        raise ContractError(f"the joints of {path} are not those of the contract: {'; '.join(sorted(lines))}")
     for old in (*spec.actuators, *spec.keys):
         spec.delete(old)
     for name in action_joints(contract):
@@ -214,7 +207,7 @@ def _add_motor(spec: Any, joint: Any, declared: dict[str, Any]) -> None:
     motor.biasprm[1] = -declared["stiffness"]
     motor.biasprm[2] = -declared["damping"]
     motor.ctrllimited = False
-    limit = _bound(declared.get("effort_limit", UNKNOWN))
+    limit = bound(declared.get("effort_limit", UNKNOWN))
     if math.isfinite(limit):
         motor.forcelimited = True
         motor.forcerange[:] = (-limit, limit)
@@ -271,8 +264,8 @@ class Robot:
             np.concatenate([np.broadcast_to(np.array(vars(term)[key], float), (term.size,)) for term in action])
             for key in ("scale", "offset", "low", "high")
         )
-        self.clip_actions = _bound(contract["action"]["clip_actions"])
-        self.clip_observations = _bound(contract["clip_observations"])
+        self.clip_actions = bound(contract["action"]["clip_actions"])
+        self.clip_observations = bound(contract["clip_observations"])
         self.action = np.zeros(len(self.scale))
         self.history: dict[tuple[str, str], list[Array]] = {}
         for signals in self.groups.values():
@@ -302,7 +295,7 @@ class Robot:
 
     def _frames(self, group: str, signal: Signal, command: Array) -> Array:
         measured = self.measure(signal.source or "", signal.components, command)
-        clipped = np.clip(measured, np.array(signal.low or -math.inf), np.array(signal.high or math.inf))
+        clipped = np.clip(measured, np.array(signal.low), np.array(signal.high))
         frame = clipped * np.array(signal.scale) + np.array(signal.offset)
         length = signal.history or 1
         frames = self.history.setdefault((group, signal.name), [frame] * length)
@@ -355,7 +348,3 @@ class Robot:
 
 def _signals(group: dict[str, Any]) -> list[dict[str, Any]]:
     return [{name: value for name, value in term.items() if name != "start"} for term in group["terms"]]
-
-
-def _bound(value: Any) -> float:
-    return math.inf if value == UNKNOWN else float(value)

@@ -49,6 +49,8 @@ class Signal:
         frame = self.size // (self.history or 1)
         if self.size < 1 or (self.history is not None and not 1 <= self.history <= self.size):
             raise UserError(f"interface: {self.name}: size={self.size}, history={self.history} must be at least 1")
+        if self.size % (self.history or 1):
+            raise UserError(f"interface: {self.name}: size={self.size} is no multiple of history={self.history}")
         if self.components is not None and len(self.components) != frame:
             raise UserError(f"interface: {self.name}: {len(self.components)} components, expected {frame}")
         for name in ("scale", "offset", "low", "high"):

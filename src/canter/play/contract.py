@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from canter.core.struct import Obs, tree_leaves
 from canter.nn.actor_critic import Policy
 from canter.nn.heads import WithHeads
 from canter.nn.network import ModuleNetwork, Network
-from canter.nn.normalizer import Normalizer
+from canter.nn.normalizer import IdentityNormalizer, Normalizer
 
 SCHEMA = 1
 """Version of the layout; other versions are refused."""
@@ -39,6 +40,17 @@ SAME_POLICY = 1e-2
 """Largest difference from a test vector's action on any device, relative if that is above 1."""
 LARGEST_VECTOR = 4096
 """Numbers of an observation above which there are no test vectors: an image would fill the file."""
+LEGEND = """\
+# The contract of a control policy. "unknown" is what the environment does not declare, "inf" no bound.
+#   observations   terms follow each other; obs = clip(measured, low, high) * scale + offset, and then
+#                  within +-clip_observations; a history has the oldest frame first
+#   normalizer     inside the exported policy, do not repeat it: clip((obs - mean) / std, -clip, clip)
+#   action         command = clip(clip(action, +-clip_actions) * scale + offset, low, high)
+#   joints         in rad, N m/rad, N m s/rad, N m and kg m^2 (m and N for sliding joints)
+#   control_period in seconds, with `decimation` physics steps
+#   test_vectors   one after the other from the start of an episode, where the state is `initial`
+"""
+"""Comment at the top of every file."""
 
 
 class ContractError(UserError):
@@ -75,20 +87,26 @@ def describe_contract(policy: Policy, obs: Obs) -> dict[str, Any]:
 
 def _describe_group(policy: Policy, name: str) -> dict[str, Any]:
     spec = policy.spec.obs[name]
-    normalizer: dict[str, Any] | str = "none"
-    network = policy.actor.network
-    if name in network.groups and isinstance(network, Network | ModuleNetwork | WithHeads):
-        module = network.normalizers[network.groups.index(name)]
-        if isinstance(module, Normalizer):
-            clip = "inf" if module.clip is None else module.clip
-            normalizer = {"mean": _numbers(module.shift), "std": _numbers(module.scale), "clip": clip}
     return {
         "group": name,
         "shape": list(spec.shape),
         "dtype": str(spec.dtype).removeprefix("torch."),
         "terms": _place(policy.spec.interface.obs.get(name)),
-        "normalizer": normalizer,
+        "normalizer": _describe_normalizer(policy, name),
     }
+
+
+def _describe_normalizer(policy: Policy, group: str) -> dict[str, Any] | str:
+    network = policy.actor.network
+    if group not in network.groups:
+        return "none"
+    if not isinstance(network, Network | ModuleNetwork | WithHeads):
+        return UNKNOWN
+    module = network.normalizers[network.groups.index(group)]
+    if not isinstance(module, Normalizer):
+        return "none" if isinstance(module, IdentityNormalizer) else UNKNOWN
+    clip = "inf" if module.clip is None else module.clip
+    return {"mean": _numbers(module.shift), "std": _numbers(module.scale), "clip": clip}
 
 
 def _place(signals: tuple[Signal, ...] | None) -> list[dict[str, Any]] | str:
@@ -112,8 +130,8 @@ def _make_vectors(policy: Policy, obs: Obs) -> list[dict[str, Any]]:
     return vectors
 
 
-def check_vectors(contract: dict[str, Any], policy: Policy) -> None:
-    """Raise ContractError if the policy's actions are not those of the contract's test vectors."""
+def check_vectors(contract: dict[str, Any], policy: Policy, export: Path) -> None:
+    """Raise ContractError if the policy's actions are not those of the test vectors of an exported file."""
     state = policy.initial_state(1)
     specs = policy.spec.obs
     for vector in contract["test_vectors"]:
@@ -121,7 +139,7 @@ def check_vectors(contract: dict[str, Any], policy: Policy) -> None:
         obs = {name: group.reshape(1, *specs[name].shape).to(policy.spec.device) for name, group in groups.items()}
         action, state = policy.act(obs, state)
         if not np.allclose(action.flatten().cpu(), vector["action"], rtol=SAME_POLICY, atol=SAME_POLICY):
-            raise ContractError("the export is of another policy, such as an earlier one: remove it and export again")
+            raise ContractError(f"{export} is of another policy, such as an earlier one: remove it and export again")
 
 
 def _numbers(tensor: Tensor) -> list[Any]:
@@ -138,12 +156,12 @@ def hash_contract(contract: dict[str, Any]) -> str:
 
 def write_contract(path: Path, contract: dict[str, Any]) -> None:
     """Write a contract as YAML; raise ContractError if the file holds another one."""
-    text = yaml.safe_dump(contract, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
     if path.exists():
-        if path.read_text() != text:
+        if read_contract(path) != contract:
             raise ContractError(f"{path} is the contract of another policy; remove it or export to another name")
         return
-    replace_file(path, text.encode())
+    text = yaml.safe_dump(contract, sort_keys=False, default_flow_style=None, width=100, allow_unicode=True)
+    replace_file(path, (LEGEND + text).encode())
 
 
 def contract_file(export: Path) -> Path:
@@ -170,10 +188,11 @@ def compare_contracts(contract: dict[str, Any], here: Interface) -> list[str]:
     A part that one of them does not declare is a difference too: it cannot be verified.
     """
     declared = here.to_plain()
-    saved: dict[str, Any] = {name: contract[name] for name in ("control_period", "decimation", "joints")}
+    plain = ("control_period", "decimation", "clip_observations", "clip_actions", "joints")
+    saved: dict[str, Any] = {name: (contract | contract["action"])[name] for name in plain}
     saved["action"] = contract["action"]["terms"]
     saved |= {f"obs.{group['group']}": group["terms"] for group in contract["observations"]}
-    present = {name: declared[name] for name in ("control_period", "decimation", "joints")}
+    present = {name: declared[name] for name in plain}
     present["action"] = _place(here.action)
     present |= {f"obs.{group}": _place(signals) for group, signals in here.obs.items()}
     old = flatten(saved)
@@ -184,6 +203,16 @@ def compare_contracts(contract: dict[str, Any], here: Interface) -> list[str]:
     return differences + [f"{name} is unknown in both and cannot be verified" for name in unverified]
 
 
+def known(values: Any) -> Sequence[Any]:
+    """Return the values of a field; nothing if it is unknown."""
+    return () if values == UNKNOWN else values
+
+
+def bound(value: Any) -> float:
+    """Return the number of a field such as `clip_actions`; infinity if it is unknown."""
+    return math.inf if value == UNKNOWN else float(value)
+
+
 # LEAPP
 
 
@@ -192,11 +221,17 @@ LEAPP_VERSION = "1.3"
 NODE = "policy"
 
 
-def write_leapp(onnx: Path) -> Path:
-    """Write `NAME.leapp.yaml` next to an exported `NAME.onnx`, for a batch of one; return its path."""
+def leapp_file(onnx: Path) -> Path:
+    """Return LEAPP's file next to an ONNX file; raise ContractError if it exists."""
     path = onnx.with_suffix(".leapp.yaml")
     if path.exists():
         raise ContractError(f"{path} already exists; remove it or export to another name")
+    return path
+
+
+def write_leapp(onnx: Path) -> Path:
+    """Write `NAME.leapp.yaml` next to an exported `NAME.onnx`, for a batch of one; return its path."""
+    path = leapp_file(onnx)
     about = json.loads(onnx.with_name(f"{onnx.name}.json").read_text())
     contract = read_contract(contract_file(onnx))
     names = {group["group"]: _element_names(group["terms"]) for group in contract["observations"]}

@@ -110,11 +110,9 @@ def export_policy(
     if not isinstance(policy, Policy):
         raise ExportError(f"policy is {policy!r}, expected a Policy: canter.load_policy returns that of a run or file")
     path = Path(path)
-    report = path.with_name(f"{path.name}.json")
+    report = report_file(path)
     contract_path = contract_file(path)
-    for file in (path, report):
-        if file.exists():
-            raise ExportError(f"{file} already exists; remove it or export to another name")
+    check_output(path)
     if format not in SUFFIXES:
         raise ExportError(f"format {format!r} is unknown: {nearest(format, SUFFIXES)}")
     if path.suffix != SUFFIXES[format] and path.suffix in SUFFIXES.values():
@@ -150,6 +148,23 @@ def export_policy(
         os.replace(scratch, path)
         os.replace(report_scratch, report)
     return result
+
+
+def report_file(path: Path) -> Path:
+    """Return the JSON file that describes an exported file."""
+    return path.with_name(f"{path.name}.json")
+
+
+def check_output(path: Path) -> None:
+    """Raise ExportError if a file or the JSON file next to it exists, or their folder cannot be written."""
+    for file in (path, report_file(path)):
+        if file.exists():
+            raise ExportError(f"{file} already exists; remove it or export to another name")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        raise ExportError(f"{path} cannot be written: {folder} is no folder; export to another one")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ExportError(f"{path} cannot be written: no permission for {folder}; export to another folder")
 
 
 class _Function(nn.Module):

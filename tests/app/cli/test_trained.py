@@ -187,7 +187,9 @@ def test_the_reward_per_step_of_an_endless_task_is_printed(tmp_path, say):
         ),
         (["export", "first", "--output", "a.h", "--to", "c"], "--output a.h and --to c: pass only one of them"),
         (["export", "first", "--int8"], "--int8 is for a C header alone: --to c, not onnx,torch"),
+        (["export", "first", "--int8", "--output", "a.pt"], "--int8 is for a C header alone: --to c, not a.pt"),
         (["export", "first", "--output", "old.onnx"], "old.onnx already exists"),
+        (["export", "first", "--output", "old/a.h"], "old/a.h cannot be written: "),
         (["play", "first", "--viewer", "viser"], "--viewer viser shows only environments of mjlab (mjlab:TASK)"),
         (["play", "first", "--viewer", "vizer"], "argument --viewer: unknown name 'vizer'"),
         (["play", "first", "--viewer", "viser", "--video", "a.mp4"], "--viewer viser and --video a.mp4: pass only one"),
@@ -301,6 +303,16 @@ def test_an_export_is_verified_and_says_how_well_it_fits(run, say):
     got = onnxruntime.InferenceSession(folder / "best.onnx").run(["action"], {"policy": obs.numpy()})[0]
     assert got.tolist() == expected.tolist()
     assert json.loads((folder / "best.pt2.json").read_text())["observations"] == 40
+
+
+@pytest.mark.parametrize("file", ["best.npz", "best.h.json", "best.leapp.yaml"])
+def test_nothing_is_exported_if_one_of_the_files_exists(file, run, say):
+    folder = run / "exports"
+    folder.mkdir()
+    (folder / file).touch()
+    printed = say("export", "first", "--to", "c,numpy,leapp")
+    assert printed.out == "" and f"exports/{file} already exists; remove it" in printed.err
+    assert [path.name for path in folder.iterdir()] == [file]
 
 
 def test_an_export_to_c_and_numpy_is_measured(run, say, tmp_path):

@@ -25,9 +25,9 @@ from canter.envs import EnvConfig
 from canter.envs.robots import mjlab
 from canter.nn.actor_critic import Policy
 from canter.play.callbacks import renderable_env_config
-from canter.play.contract import check_vectors, contract_file, read_contract, write_leapp
+from canter.play.contract import check_vectors, contract_file, leapp_file, read_contract, write_leapp
 from canter.play.evaluation import EpisodesUnfinished, Evaluation, evaluate, long_run_average
-from canter.play.export import SUFFIXES, Format, collect_inputs, export_policy
+from canter.play.export import SUFFIXES, Format, check_output, collect_inputs, export_policy
 from canter.play.latency import measure_latency
 from canter.play.player import AGENTS, FixedStd, Player, PlayResult, players
 from canter.play.program import Inputs
@@ -238,6 +238,13 @@ def export_command(arguments: argparse.Namespace) -> None:
     suffixes = (*SUFFIXES.values(), *FORMS)
     if output is not None and output.suffix not in suffixes:
         raise UsageError(f"--output {output}: must end in {' or '.join(suffixes)}")
+    names: list[Format | Literal["leapp"]] = arguments.to or ["onnx", "torch"]
+    if output is not None:
+        names = [format for format, suffix in SUFFIXES.items() if suffix == output.suffix]
+    if arguments.int8 and names != ["c"]:
+        raise UsageError(f"--int8 is for a C header alone: --to c, not {','.join(names) or output}")
+    wanted = {"onnx", *names} if "leapp" in names else {*names}
+    formats: list[Format] = [format for format in SUFFIXES if format in wanted]
 
     def adapt(env: EnvConfig) -> EnvConfig:
         return replace(env, num_envs=min(env.num_envs, EXPORT_NUM_ENVS))
@@ -246,17 +253,15 @@ def export_command(arguments: argparse.Namespace) -> None:
         if output is not None and output.suffix in FORMS:
             export_for_source_library(opened, output)
             return
+        files = export_files(opened, output, formats, "-int8" if arguments.int8 else "")
+        for path in files.values():
+            check_output(path)
+        if "leapp" in names:
+            leapp_file(files["onnx"])
         print(f"Exporting {opened.source}, tried in {opened.env_text}")
         inputs = collect_inputs(opened.policy, opened.env, arguments.observations, opened.eval_seed)
         metadata = mjlab.onnx_metadata(opened.env, str(opened.run or opened.source))
     policy = with_interface(opened.policy, opened.env.spec.interface)
-    names: list[Format | Literal["leapp"]] = arguments.to or ["onnx", "torch"]
-    formats: list[Format] = [format for format in SUFFIXES if format in names]
-    if "leapp" in names and "onnx" not in names:
-        formats.insert(0, "onnx")
-    files = export_files(opened, output, formats, "-int8" if arguments.int8 else "")
-    if arguments.int8 and [*files] != ["c"]:
-        raise UsageError(f"--int8 is for a C header alone: --to c, not {','.join(files)}")
     for format, path in files.items():
         result = export_policy(policy, path, format, *inputs, weights="int8" if arguments.int8 else "float32")
         tried = f"{result.observations:,} observations, largest difference {result.max_difference:.1e}"
@@ -267,7 +272,7 @@ def export_command(arguments: argparse.Namespace) -> None:
             mjlab.attach_metadata(str(path), metadata)
             print(f"{path}: mjlab's metadata was added ({', '.join(metadata)})")
     print(f"{contract_file(next(iter(files.values())))}: what the numbers mean")
-    if "leapp" in (arguments.to or ()):
+    if "leapp" in names:
         print(f"{write_leapp(files['onnx'])}: the ONNX file for LEAPP")
     if arguments.bench:
         print_latency(files, opened.policy, inputs)
@@ -292,7 +297,7 @@ def sim2sim_command(arguments: argparse.Namespace) -> None:
             inputs = collect_inputs(opened.policy, opened.env, EXPORT_OBSERVATIONS, opened.eval_seed)
             export_policy(with_interface(opened.policy, opened.env.spec.interface), header, "c", *inputs)
         contract = read_contract(contract_file(header))
-        check_vectors(contract, opened.policy)
+        check_vectors(contract, opened.policy, header)
         sim2sim.check_contract(contract, opened.env.spec.interface)
         sim2sim.build_model(contract, arguments.model)  # refuses other names before the simulation
         print(f"Running {header} in {opened.env_text} and in {arguments.model}")
@@ -333,6 +338,6 @@ def export_for_source_library(opened: OpenPolicy, output: Path) -> None:
 def export_files(opened: OpenPolicy, output: Path | None, formats: list[Format], ending: str) -> dict[Format, Path]:
     """Return the files to write by format: `output`, or the defaults in the run's folder."""
     if output is not None:
-        return {format: output for format, suffix in SUFFIXES.items() if suffix == output.suffix}
+        return dict.fromkeys(formats, output)
     folder = opened.source.parent if opened.run is None else opened.run / "exports"
     return {format: folder / f"{opened.source.stem}{ending}{SUFFIXES[format]}" for format in formats}
