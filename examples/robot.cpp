@@ -30,6 +30,7 @@ struct Robot {
 int main(int argc, char **argv) {
   const int steps = argc > 1 ? std::atoi(argv[1]) : 500;
   static_assert(int(POLICY_ACTION_JOINT_POS_SIZE) == int(POLICY_JOINTS), "the policy moves every joint, in their order");
+  static_assert(int(POLICY_OBS_ACTOR_JOINT_POS_SIZE) == int(POLICY_JOINTS), "this loop keeps no history");
   if (policy_selftest() != 0) {
     std::puts("this build does not return the policy's actions");
     return 1;
@@ -49,22 +50,23 @@ int main(int argc, char **argv) {
   robot.velocity.assign(POLICY_JOINTS, 0.0f);
   robot.target = robot.position;
 
-  float obs[POLICY_OBS_SIZE] = {0}, command[POLICY_ACTION_SIZE];
+  float measured[POLICY_OBS_SIZE] = {0}, obs[POLICY_OBS_SIZE], command[POLICY_ACTION_SIZE];
   policy_action action[POLICY_ACTION_SIZE] = {0};
   const float velocity_command[3] = {0.5f, 0.0f, 0.0f}; // m/s, m/s, rad/s
   policy_reset();
   auto next = std::chrono::steady_clock::now();
   for (int step = 0; step < steps; step++) {
-    std::memcpy(obs + POLICY_OBS_ACTOR_BASE_LIN_VEL, robot.linear, sizeof robot.linear);
-    std::memcpy(obs + POLICY_OBS_ACTOR_BASE_ANG_VEL, robot.angular, sizeof robot.angular);
-    std::memcpy(obs + POLICY_OBS_ACTOR_PROJECTED_GRAVITY, robot.gravity, sizeof robot.gravity);
-    std::memcpy(obs + POLICY_OBS_ACTOR_COMMAND, velocity_command, sizeof velocity_command);
-    std::memcpy(obs + POLICY_OBS_ACTOR_ACTIONS, action, sizeof action);
+    std::memcpy(measured + POLICY_OBS_ACTOR_BASE_LIN_VEL, robot.linear, sizeof robot.linear);
+    std::memcpy(measured + POLICY_OBS_ACTOR_BASE_ANG_VEL, robot.angular, sizeof robot.angular);
+    std::memcpy(measured + POLICY_OBS_ACTOR_PROJECTED_GRAVITY, robot.gravity, sizeof robot.gravity);
+    std::memcpy(measured + POLICY_OBS_ACTOR_COMMAND, velocity_command, sizeof velocity_command);
+    std::memcpy(measured + POLICY_OBS_ACTOR_ACTIONS, action, sizeof action);
     for (int m = 0; m < POLICY_JOINTS; m++) {
       const int j = joint_of[m];
-      obs[POLICY_OBS_ACTOR_JOINT_POS + j] = robot.position[m] - policy_joint_at(j)->default_position;
-      obs[POLICY_OBS_ACTOR_JOINT_VEL + j] = robot.velocity[m];
+      measured[POLICY_OBS_ACTOR_JOINT_POS + j] = robot.position[m] - policy_joint_at(j)->default_position;
+      measured[POLICY_OBS_ACTOR_JOINT_VEL + j] = robot.velocity[m];
     }
+    policy_observe(measured, obs); // clipped and scaled as in the simulator
     if (policy_step(obs, action)) return 1; // NaN or infinity: stop the robot
     policy_command(action, command);
     for (float &a : action) a = policy_clamp(a, -POLICY_CLIP_ACTIONS, POLICY_CLIP_ACTIONS); // observed in the next step

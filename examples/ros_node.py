@@ -41,6 +41,8 @@ class PolicyNode(Node):
         known = {*self.values, "joint_pos", "joint_vel", "actions"}
         if unknown := [term["name"] for term in self.group["terms"] if term["name"] not in known]:
             raise ValueError(f"no sensor for the observation terms {unknown}")
+        if stacked := [term["name"] for term in self.group["terms"] if term["history"] not in (1, "unknown")]:
+            raise ValueError(f"the observation terms {stacked} have a history, which this node does not keep")
         self.create_subscription(JointState, "joint_states", self.on_joints, 1)
         self.create_subscription(Imu, "imu", self.on_imu, 1)
         self.create_subscription(Odometry, "odom", self.on_odometry, 1)
@@ -72,22 +74,19 @@ class PolicyNode(Node):
         self.values["command"] = np.array([message.linear.x, message.linear.y, message.angular.z])
 
     def measure(self, term):
-        """Return an observation term in the units of the policy."""
+        """Return the measurements of an observation term, in its unit."""
         name = term["name"]
         if name == "joint_pos":
-            measured = np.array([self.joints[joint][0] - self.default[joint] for joint in term["components"]])
-        elif name == "joint_vel":
-            measured = np.array([self.joints[joint][1] for joint in term["components"]])
-        else:
-            measured = self.action if name == "actions" else self.values[name]
-        low, high, scale, offset = (np.array(term[key], float) for key in ("low", "high", "scale", "offset"))
-        return np.clip(measured, low, high) * scale + offset
+            return np.array([self.joints[joint][0] - self.default[joint] for joint in term["components"]])
+        if name == "joint_vel":
+            return np.array([self.joints[joint][1] for joint in term["components"]])
+        return self.action if name == "actions" else self.values[name]
 
     def on_timer(self):
         """Act once, as soon as joint states have arrived."""
         if self.joints is None:
             return
-        obs = np.concatenate([self.measure(term) for term in self.group["terms"]])
+        obs = self.policy.observe(np.concatenate([self.measure(term) for term in self.group["terms"]]))
         self.action = np.clip(self.policy.step(obs), -self.bound, self.bound)  # raises for NaN: stop the robot
         command = self.policy.command(self.action)
         self.targets.publish(JointState(name=self.action_term["components"], position=command.tolist()))

@@ -16,6 +16,7 @@ import json
 import math
 import sys
 import time
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ TOLERANCE = 1e-5
 UNKNOWN = "unknown"
 """Value of the contract that nobody declared."""
 SCALING = ("scale", "offset", "low", "high")
-"""Fields of an action term that make a command of an action."""
+"""Fields of a term that make an observation of a measurement, and a command of an action."""
 MASKED = np.float32(-1e8)
 """Logit of an action that the mask excludes."""
 
@@ -62,6 +63,19 @@ def _check_finite(x: Array) -> Array:
     return x
 
 
+def _clip(x: Array, limit: Any) -> Array:
+    """Return values within a limit on both sides; "inf" and "unknown" are none."""
+    bound = np.float32(np.inf if limit == UNKNOWN else float(limit))
+    return np.clip(x, -bound, bound)
+
+
+def _scaling(terms: Any, what: str) -> list[Array]:
+    """Return scale, offset, low and high `[D]` of terms; raise ValueError if one is unknown."""
+    if terms == UNKNOWN or any(term[key] == UNKNOWN for term in terms for key in SCALING):
+        raise ValueError(f"the contract does not declare scale, offset and bounds of {what}")
+    return [np.concatenate([np.resize(np.array(t[key], np.float32), t["size"]) for t in terms]) for key in SCALING]
+
+
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "tanh": np.tanh,
     "relu": lambda x: np.maximum(x, 0),
@@ -90,8 +104,12 @@ class Policy:
         with open(path, "rb") as file:
             if file.read(2) != b"PK":
                 raise ValueError(f"{path} is no policy: expected a file of `canter export RUN --to numpy`")
-        with np.load(path) as file:  # it refuses objects by default
-            self._arrays = dict(file)
+            file.seek(0)
+            try:
+                with np.load(file) as arrays:  # it refuses objects by default
+                    self._arrays = dict(arrays)
+            except zipfile.BadZipFile as error:
+                raise ValueError(f"{path} is damaged: {error}") from error
         if "sha256" not in self._arrays or self._arrays.pop("sha256").tobytes() != hash_arrays(self._arrays):
             raise ValueError(f"{path}: sha256 does not match: the file was changed, or is no policy")
         document = json.loads(self._arrays["document"].tobytes())
@@ -130,15 +148,23 @@ class Policy:
         Raise ValueError if the contract does not declare the action's scaling.
         """
         declared = self.contract["action"]
-        terms = declared["terms"]
-        if terms == UNKNOWN or any(term[key] == UNKNOWN for term in terms for key in SCALING):
-            raise ValueError("the contract does not declare scale, offset and bounds of the action")
-        scale, offset, low, high = (
-            np.concatenate([np.resize(np.array(term[key], np.float32), term["size"]) for term in terms])
-            for key in SCALING
-        )
-        bound = np.float32(np.inf if declared["clip_actions"] == UNKNOWN else float(declared["clip_actions"]))
-        return np.clip(np.clip(action, -bound, bound) * scale + offset, low, high)
+        scale, offset, low, high = _scaling(declared["terms"], "the action")
+        return np.clip(_clip(action, declared["clip_actions"]) * scale + offset, low, high)
+
+    def observe(self, measured: Array | Mapping[str, Array]) -> Array:
+        """Return the observation `[D]` for `step`, from measurements in the units of the contract.
+
+        They are clipped, scaled and shifted as in the simulator. Raise ValueError if the contract does not declare it.
+        """
+        parts: list[Array] = []
+        groups = self._split(measured)
+        for group in self.contract["observations"]:
+            x = groups[group["group"]]
+            if group["group"] != "action_mask":
+                scale, offset, low, high = _scaling(group["terms"], f"observation group {group['group']!r}")
+                x = _clip(np.clip(x, low, high) * scale + offset, self.contract["clip_observations"])
+            parts.append(x)
+        return np.concatenate(parts)
 
     def _split(self, obs: Array | Mapping[str, Array]) -> dict[str, Array]:
         if isinstance(obs, Mapping):
@@ -259,7 +285,10 @@ def measure(policy: Policy, steps: int = 2000) -> list[float]:
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit("usage: python runtime.py policy.npz")
-    loaded = Policy(sys.argv[1])
-    print(f"test vectors: largest difference {loaded.selftest():.1e}")
+    try:
+        loaded = Policy(sys.argv[1])
+        print(f"test vectors: largest difference {loaded.selftest():.1e}")
+    except (OSError, ValueError) as problem:
+        sys.exit(str(problem))
     median, slow = np.percentile(measure(loaded), [50, 99]) * 1e6
     print(f"one step: p50 {median:.1f} us, p99 {slow:.1f} us")

@@ -4,6 +4,7 @@ import ast
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from test_export import BOX, CASES, VECTOR, Noise, network, trained
 
 import canter.runtime
+from canter.core.interface import Interface, Joint, Signal
 from canter.core.specs import ACTION_MASK, Continuous, Discrete, MultiDiscrete, TensorSpec
 from canter.nn.actor_critic import DISTRIBUTIONS_FOR, ModelConfig
 from canter.nn.distributions import BOUNDS, DiagGaussian
@@ -154,6 +156,60 @@ def test_a_header_is_clean_under_sanitizers(name, weights, tmp_path):
     assert "malloc" not in (tmp_path / "policy.h").read_text()
 
 
+NAMED = Interface(
+    obs={
+        "policy": (
+            Signal(name="vel", size=3, components=("x", "y", "z"), unit="m/s", scale=(2.0,)),
+            Signal(name="joint_pos", size=4, components=("hip", "knee"), unit="rad", history=2),
+        )
+    },
+    action=(
+        Signal(name="jump", size=2, components=("no", "yes")),
+        Signal(name="move", size=3, components=("left", "stay", "right")),
+    ),
+    joints=(Joint(name="hip", default_position=0.5, effort_limit=30.0),),
+)
+
+
+def test_constants_of_a_header_have_the_names_and_units_of_the_contract(tmp_path):
+    env = Noise(VECTOR | MASK, MultiDiscrete((2, 3)))
+    env.spec = replace(env.spec, interface=NAMED)
+    policy = trained(ModelConfig(), env)
+    export_policy(policy, tmp_path / "policy.h", "c", *collect_inputs(policy, env, 20, seed=0))
+    header = (tmp_path / "policy.h").read_text()
+    lines = [line.strip().partition(",")[::2] for line in header.splitlines() if line.startswith("  POLICY_")]
+    constants = {line.partition(" = ")[0]: int(line.partition(" = ")[2]) for line, _ in lines if line.count(" ") == 2}
+    assert constants["POLICY_OBS_POLICY_VEL_Z"] == 2
+    assert constants["POLICY_OBS_POLICY_JOINT_POS"] == 3
+    assert constants["POLICY_OBS_POLICY_JOINT_POS_KNEE"] == 6  # of the newest frame
+    assert constants["POLICY_OBS_ACTION_MASK"] == 7
+    assert (constants["POLICY_ACTION_JUMP"], constants["POLICY_ACTION_MOVE"]) == (0, 1)  # index in `action`
+    assert [constants[f"POLICY_ACTION_MOVE_{option}"] for option in ("LEFT", "STAY", "RIGHT")] == [0, 1, 2]
+    assert "POLICY_OBS_POLICY_VEL = 0, /* unit: m/s */" in header
+    assert "/* unit: rad; 2 frames, the oldest first, components are of the newest */" in header
+    assert "/* POLICY_CONTROL_PERIOD is unknown: the environment does not declare it. */" in header
+    assert '{"hip", 0.5f, NAN, NAN, 30.0f}' in header
+    assert "void policy_observe(" not in header and "void policy_command(" not in header  # scaling is unknown
+
+
+def compile_alone(folder, source, *flags):
+    (folder / "main.c").write_text(source)
+    command = ["gcc", "-std=c99", *flags, "-c", "main.c"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True)
+
+
+def test_a_header_refuses_flags_that_hide_nan_and_a_second_policy(tmp_path):
+    for name in ("beta", "dict"):
+        export(name, tmp_path / name, observations=20)
+    one = '#include "beta/policy.h"\n'
+    for flags in (["-O3"], ["-Ofast", "-fno-finite-math-only"]):
+        assert compile_alone(tmp_path, one * 2, *flags).returncode == 0
+    for flags in (["-Ofast"], ["-ffast-math"], ["-ffinite-math-only"]):
+        assert '#error "NaN could not be detected' in compile_alone(tmp_path, one, *flags).stderr
+    both = one + '#include "dict/policy.h"\n'
+    assert '#error "a file can include one policy' in compile_alone(tmp_path, both, "-O3").stderr
+
+
 def test_a_changed_weight_fails_the_self_test(tmp_path):
     export("gaussian-rescale", tmp_path, observations=20)
     header = tmp_path / "policy.h"
@@ -238,6 +294,8 @@ def test_the_runtime_needs_neither_torch_nor_canter(tmp_path):
     assert "test vectors: largest difference" in done.stdout and "p99" in done.stdout
     done = subprocess.run([sys.executable, "runtime.py"], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, "usage: python runtime.py policy.npz\n")
+    done = subprocess.run([sys.executable, "runtime.py", "none.npz"], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "[Errno 2] No such file or directory: 'none.npz'\n")
 
 
 @pytest.mark.parametrize("name", ["dict", "beta", "multi_categorical-masked"])
@@ -264,6 +322,9 @@ def test_the_runtime_refuses_changed_files_and_other_sizes(tmp_path):
         policy.step({"grid": np.zeros(8)})
     with pytest.raises(ValueError, match=r"contract.yaml is no policy: expected a file of `canter export RUN"):
         canter.runtime.Policy(tmp_path / "policy.contract.yaml")
+    (tmp_path / "half.npz").write_bytes(path.read_bytes()[:500])
+    with pytest.raises(ValueError, match=r"half.npz is damaged: File is not a zip file"):
+        canter.runtime.Policy(tmp_path / "half.npz")
     with np.load(path) as file:
         arrays = dict(file)
     arrays["c0"] = arrays["c0"] + 1

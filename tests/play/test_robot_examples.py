@@ -26,21 +26,24 @@ INF = float("inf")
 JOINTS = tuple(f"{leg}_{part}_joint" for leg in ("FR", "FL", "RR", "RL") for part in ("hip", "thigh", "calf"))
 DEFAULT = np.linspace(-1.5, 1.5, 12)
 CLIP = 1.5
+CLIP_OBSERVATIONS = 1.25
 SCALE = np.linspace(0.1, 0.5, 12)
 
 
 QUADRUPED = Interface(
     obs={
         "actor": tuple(
-            Signal(name=name, size=size, components=components, scale=(1.0,), offset=(0.0,), low=(-INF,), high=(INF,))
-            for name, size, components in (
-                ("base_lin_vel", 3, ("x", "y", "z")),
-                ("base_ang_vel", 3, ("x", "y", "z")),
-                ("projected_gravity", 3, ("x", "y", "z")),
-                ("joint_pos", 12, JOINTS),
-                ("joint_vel", 12, JOINTS),
-                ("actions", 12, JOINTS),
-                ("command", 3, ("lin_vel_x", "lin_vel_y", "ang_vel_z")),
+            Signal(
+                name=name, size=size, components=components, scale=(scale,), offset=(0.0,), low=(-high,), high=(high,)
+            )
+            for name, size, components, scale, high in (
+                ("base_lin_vel", 3, ("x", "y", "z"), 2.0, INF),
+                ("base_ang_vel", 3, ("x", "y", "z"), 0.25, INF),
+                ("projected_gravity", 3, ("x", "y", "z"), 1.0, INF),
+                ("joint_pos", 12, JOINTS, 1.0, INF),
+                ("joint_vel", 12, JOINTS, 0.05, 1.0),
+                ("actions", 12, JOINTS, 1.0, INF),
+                ("command", 3, ("lin_vel_x", "lin_vel_y", "ang_vel_z"), 0.5, INF),
             )
         )
     },
@@ -56,6 +59,7 @@ QUADRUPED = Interface(
         ),
     ),
     clip_actions=CLIP,
+    clip_observations=CLIP_OBSERVATIONS,
     control_period=0.02,
     decimation=4,
     joints=tuple(
@@ -81,7 +85,9 @@ def command_of(action):
 
 
 def observation(velocity, rate, gravity, position, joint_velocity, action, command):
-    return np.concatenate([velocity, rate, gravity, position - DEFAULT, joint_velocity, action, command])
+    joint_velocity = 0.05 * np.clip(joint_velocity, -1.0, 1.0)
+    scaled = (2 * np.asarray(velocity), 0.25 * np.asarray(rate), gravity, position - DEFAULT, joint_velocity, action)
+    return np.clip(np.concatenate([*scaled, 0.5 * np.asarray(command)]), -CLIP_OBSERVATIONS, CLIP_OBSERVATIONS)
 
 
 def act(policy, obs):
@@ -212,6 +218,22 @@ def test_the_ros_node_refuses_a_term_without_a_sensor(policy, tmp_path, ros, mon
     monkeypatch.setattr(ros, "Policy", lambda path: loaded)
     with pytest.raises(ValueError, match=r"no sensor for the observation terms \['height_scan'\]"):
         ros.PolicyNode("best.npz")
+
+
+def test_the_ros_node_refuses_a_history(policy, tmp_path, ros, monkeypatch):
+    loaded = Policy(tmp_path / "best.npz")
+    loaded.contract["observations"][0]["terms"][3]["history"] = 5
+    monkeypatch.setattr(ros, "Policy", lambda path: loaded)
+    with pytest.raises(ValueError, match=r"the observation terms \['joint_pos'\] have a history"):
+        ros.PolicyNode("best.npz")
+
+
+def test_observations_of_undeclared_terms_are_refused(policy, tmp_path):
+    loaded = Policy(tmp_path / "best.npz")
+    np.testing.assert_allclose(loaded.observe(np.full(48, 9.0))[[0, 3, 21]], [1.25, 1.25, 0.05])
+    loaded.contract["observations"][0]["terms"][0]["offset"] = "unknown"
+    with pytest.raises(ValueError, match="does not declare scale, offset and bounds of observation group 'actor'"):
+        loaded.observe(np.zeros(48))
 
 
 def test_commands_of_an_undeclared_action_are_refused(policy, tmp_path):

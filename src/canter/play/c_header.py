@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,24 +18,36 @@ import numpy as np
 import torch
 
 from canter.core.interface import UNKNOWN
+from canter.core.specs import ACTION_MASK
+from canter.play.contract import bound, known
 from canter.play.program import ExportError, Program, Weights, quantization_scale
+from canter.runtime import SCALING
 
-KERNELS = Path(__file__).with_name("policy_kernels.h")
 TILE = 32
-"""POLICY_TILE of the kernels."""
+"""Outputs of a layer that are computed together."""
+KERNELS = Path(__file__).with_name("policy_kernels.h")
 HEAD = """\
 /* A control policy, written by Canter {version}. Environment: {env}
    Contract: {contract}, sha256 {sha256}
 
+   policy_selftest();               call it first: 0 if this build returns the policy's actions
    policy_reset();                  at the start of an episode
-   policy_step(obs, action);        obs[POLICY_OBS_SIZE] -> action[POLICY_ACTION_SIZE]
-   policy_selftest();               0 if this build returns the policy's actions
+   policy_step(obs, action);        once in a control period: obs[POLICY_OBS_SIZE] -> action[POLICY_ACTION_SIZE]
 
    policy_step returns 0, or 1 if an action is NaN or infinite: then stop the robot and call policy_reset.
+   The normalisation of observations is inside policy_step. Scaling is not; if the environment declares it, there are
+   policy_observe(measured, obs) and policy_command(action, command).
    All functions are static and use one shared memory. For several robots pass a policy_memory of each to
-   policy_reset_of and policy_step_of. Compile with -O2 or -O3 and link with -lm. */
-#ifndef POLICY_H
-#define POLICY_H
+   policy_reset_of and policy_step_of. Compile with -O2 or -O3, without -ffast-math, and link with -lm. */
+#ifndef POLICY_{guard}
+#define POLICY_{guard}
+#ifdef POLICY_OF_THIS_FILE
+#error "a file can include one policy: compile each policy in a source file of its own"
+#endif
+#define POLICY_OF_THIS_FILE
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "NaN could not be detected: compile without -ffast-math, -ffinite-math-only and -Ofast"
+#endif
 
 #include <math.h>
 
@@ -44,17 +56,20 @@ HEAD = """\
 
 def write_header(program: Program, contract: dict[str, Any], contract_name: str, weights: Weights) -> str:
     """Return the header of a program and its contract."""
+    head = HEAD.format(
+        contract=_comment(contract_name),
+        sha256=contract["sha256"],
+        guard=contract["sha256"][:16].upper(),
+        version=contract["canter"],
+        env=_comment(contract["env"]),
+    )
     parts = [
-        HEAD.format(
-            contract=_comment(contract_name),
-            sha256=contract["sha256"],
-            version=contract["canter"],
-            env=_comment(contract["env"]),
-        ),
+        head,
         *_constants(program, contract),
         KERNELS.read_text(),
         *_step(program, contract, weights),
-        *_names(contract),
+        *_transforms(contract),
+        *_joints(contract),
         *_selftest(program, contract),
         "#endif\n",
     ]
@@ -70,43 +85,58 @@ def _comment(text: str) -> str:
 
 def _constants(program: Program, contract: dict[str, Any]) -> Iterator[str]:
     action = contract["action"]
-    entries: dict[str, int] = {
-        "OBS_SIZE": sum(entry["size"] for entry in program.inputs),
-        "ACTION_SIZE": action_size(contract),
-        "STATE_SIZE": sum(program.state),
+    entries: dict[str, tuple[int, str]] = {
+        "OBS_SIZE": (sum(entry["size"] for entry in program.inputs), ""),
+        "ACTION_SIZE": (action_size(contract), ""),
+        "STATE_SIZE": (sum(program.state), "numbers of the recurrent state"),
     }
     start = 0
     for group, entry in zip(contract["observations"], program.inputs, strict=True):
         name = f"OBS_{group['group']}"
-        entries[name] = start
-        terms = [] if group["terms"] == UNKNOWN else group["terms"]
-        for term in terms:
+        unknown = "an action mask: 0 is not allowed" if group["group"] == ACTION_MASK else "its terms are unknown"
+        entries[name] = (start, f"{entry['size']} numbers" + f"; {unknown}" * (group["terms"] == UNKNOWN))
+        for term in known(group["terms"]):
             entries |= _indices(f"{name}_{term['name']}", start + term["start"], term)
         start += entry["size"]
-    for term in [] if action["terms"] == UNKNOWN else action["terms"]:
-        entries |= _indices(f"ACTION_{term['name']}", term["start"], term)
+    for index, term in enumerate(known(action["terms"])):
+        name = f"ACTION_{term['name']}"
+        if action["kind"] != "multi_discrete":
+            entries |= _indices(name, term["start"], term)
+        elif [term["size"] for term in action["terms"]] == action["nvec"]:
+            values = {f"{name}_{option}": (i, "") for i, option in enumerate(known(term["components"]))}
+            entries |= {name: (index, f"a discrete action, 0..{term['size'] - 1}"), **values}
     names: dict[str, str] = {}
     for name in entries:
         identifier = f"POLICY_{re.sub('[^A-Z0-9]', '_', name.upper())}"
         if identifier in names:
             raise ExportError(f"{name} and {names[identifier]} would both be {identifier} in C; rename one of them")
         names[identifier] = name
-    lines = [f"  {identifier} = {entries[name]}" for identifier, name in names.items()]
-    yield "enum {\n" + ",\n".join(lines) + "\n};\n"
+    lines: list[str] = []
+    for identifier, name in names.items():
+        value, note = entries[name]
+        lines.append(f"  {identifier} = {value}," + f" /* {_comment(note)} */" * bool(note))
+    yield "\n".join(["enum {", *lines, f"  POLICY_TILE = {TILE} /* outputs computed together, in registers */", "};\n"])
     yield f'#define POLICY_CONTRACT "{contract["sha256"]}"'
-    if contract["control_period"] != UNKNOWN:
+    if contract["control_period"] == UNKNOWN:
+        yield "/* POLICY_CONTROL_PERIOD is unknown: the environment does not declare it. */"
+    else:
         yield f"#define POLICY_CONTROL_PERIOD {contract['control_period']!r} /* seconds */"
     if action["kind"] == "continuous":
-        clip = math.inf if action["clip_actions"] == UNKNOWN else action["clip_actions"]
-        yield f"#define POLICY_CLIP_ACTIONS {_number(clip)} /* bound before actions are scaled and observed */"
+        note = " (the environment declares none)" * (action["clip_actions"] == UNKNOWN)
+        clip = _number(bound(action["clip_actions"]))
+        yield f"#define POLICY_CLIP_ACTIONS {clip} /* bound before actions are scaled and observed{note} */"
     yield f"typedef {'float' if action['kind'] == 'continuous' else 'int'} policy_action;\n"
 
 
-def _indices(name: str, start: int, term: dict[str, Any]) -> dict[str, int]:
-    indices = {name: start, f"{name}_SIZE": term["size"]}
-    if term["components"] != UNKNOWN and len(term["components"]) == term["size"]:
-        indices |= {f"{name}_{component}": start + i for i, component in enumerate(term["components"])}
-    return indices
+def _indices(name: str, start: int, term: dict[str, Any]) -> dict[str, tuple[int, str]]:
+    """Return constants of a term, with comments; the components are those of the newest frame of a history."""
+    components = known(term["components"])
+    note = f"unit: {term['unit']}"
+    if len(components) < term["size"] and components:
+        note += f"; {term['size'] // len(components)} frames, the oldest first, components are of the newest"
+    newest = start + term["size"] - len(components)
+    indices = {f"{name}_{component}": (newest + i, "") for i, component in enumerate(components)}
+    return {name: (start, note), f"{name}_SIZE": (term["size"], ""), **indices}
 
 
 def action_size(contract: dict[str, Any]) -> int:
@@ -115,39 +145,63 @@ def action_size(contract: dict[str, Any]) -> int:
     return 1 if action["kind"] == "discrete" else len(action.get("nvec") or action["low"])
 
 
-def _names(contract: dict[str, Any]) -> Iterator[str]:
-    """Yield the transform from actions to commands and the table of joints, as far as they are known."""
+def _transforms(contract: dict[str, Any]) -> Iterator[str]:
+    """Yield `policy_observe` and `policy_command`; empty where scale, offset or bounds are unknown."""
+    groups = contract["observations"]
+    whole = {"name": ACTION_MASK, "scale": [1.0], "offset": [0.0], "low": [-math.inf], "high": [math.inf]}
+    mask = [whole | {"size": math.prod(group["shape"])} for group in groups if group["group"] == ACTION_MASK]
+    terms = [mask if group["group"] == ACTION_MASK else group["terms"] for group in groups]
+    limit = _number(bound(contract["clip_observations"]))
+    yield _transform(
+        terms,
+        "/* Observations from measurements in the units above: clip(measured) * scale + offset. */\n"
+        "static inline void policy_observe(const float *measured, float *obs) {\n",
+        "    const float x = policy_clamp(measured[i], low[i], high[i]) * scale[i] + offset[i];\n"
+        f"    obs[i] = policy_clamp(x, -{limit}, {limit});\n",
+        "POLICY_OBS_SIZE",
+    )
     action = contract["action"]
-    terms = action["terms"]
-    keys = ("scale", "offset", "low", "high")
-    if action["kind"] == "continuous" and terms != UNKNOWN and all(term[k] != UNKNOWN for term in terms for k in keys):
-        rows = {k: [float(v) for term in terms for v in _spread(term[k], term["size"])] for k in keys}
-        tables = "\n".join(f"  static const float {k}[] = {{{_list(values)}}};" for k, values in rows.items())
-        yield (
-            "/* Commands to the robot: clip(action * scale + offset). */\n"
-            "static inline void policy_command(const policy_action *action, float *command) {\n"
-            f"{tables}\n  int i;\n  for (i = 0; i < POLICY_ACTION_SIZE; i++) {{\n"
-            "    const float a = policy_clamp(action[i], -POLICY_CLIP_ACTIONS, POLICY_CLIP_ACTIONS);\n"
-            "    command[i] = policy_clamp(a * scale[i] + offset[i], low[i], high[i]);\n  }\n}\n"
-        )
-    if contract["joints"] != UNKNOWN:
-        rows = [
-            "{" + ", ".join([json.dumps(joint["name"]), *(_number(joint[k]) for k in JOINT)]) + "}"
-            for joint in contract["joints"]
-        ]
-        yield (
-            "typedef struct {\n  const char *name;\n  float default_position, stiffness, damping; /* NaN: unknown */\n"
-            f"}} policy_joint;\n\nenum {{ POLICY_JOINTS = {len(rows)} }};\n\n"
-            "static inline const policy_joint *policy_joint_at(int index) {\n"
-            f"  static const policy_joint joints[] = {{{', '.join(rows)}}};\n  return &joints[index];\n}}\n"
-        )
+    yield _transform(
+        [action["terms"] if action["kind"] == "continuous" else UNKNOWN],
+        "/* Commands to the robot in the units above: clip(action * scale + offset). */\n"
+        "static inline void policy_command(const policy_action *action, float *command) {\n",
+        "    const float a = policy_clamp(action[i], -POLICY_CLIP_ACTIONS, POLICY_CLIP_ACTIONS);\n"
+        "    command[i] = policy_clamp(a * scale[i] + offset[i], low[i], high[i]);\n",
+        "POLICY_ACTION_SIZE",
+    )
 
 
-JOINT = ("default_position", "stiffness", "damping")
+def _transform(groups: list[Any], head: str, body: str, size: str) -> str:
+    """Return a function over all terms, with tables of their scaling; empty if one is unknown."""
+    terms = [term for group in groups for term in (group if group != UNKNOWN else [{}])]
+    if any(term.get(key, UNKNOWN) == UNKNOWN for term in terms for key in SCALING):
+        return ""
+    rows = {key: [float(v) for term in terms for v in np.resize(term[key], term["size"])] for key in SCALING}
+    tables = "\n".join(f"  static const float {key}[] = {{{_list(values)}}};" for key, values in rows.items())
+    return f"{head}{tables}\n  int i;\n  for (i = 0; i < {size}; i++) {{\n{body}  }}\n}}\n"
 
 
-def _spread(values: Sequence[Any], size: int) -> list[Any]:
-    return list(values) * size if len(values) == 1 else list(values)
+JOINT = {"default_position": "rad", "stiffness": "N m/rad", "damping": "N m s/rad", "effort_limit": "N m"}
+"""Fields of the table of joints with their units."""
+
+
+def _joints(contract: dict[str, Any]) -> Iterator[str]:
+    """Yield the table of joints, if they are known."""
+    if contract["joints"] == UNKNOWN:
+        return
+    rows = [
+        "{" + ", ".join([json.dumps(joint["name"]), *(_number(joint[key]) for key in JOINT)]) + "}"
+        for joint in contract["joints"]
+    ]
+    fields = "".join(f"  float {name}; /* {unit} */\n" for name, unit in JOINT.items())
+    table = ",\n    ".join(rows)
+    yield (
+        "/* A joint in the order of the simulator; NaN is unknown, units of sliding joints have m instead of rad. */\n"
+        f"typedef struct {{\n  const char *name;\n{fields}}} policy_joint;\n\n"
+        f"enum {{ POLICY_JOINTS = {len(rows)} }};\n\n"
+        "static inline const policy_joint *policy_joint_at(int index) {\n"
+        f"  static const policy_joint joints[] = {{\n    {table}}};\n  return &joints[index];\n}}\n"
+    )
 
 
 def _number(value: Any) -> str:
@@ -331,20 +385,16 @@ def _selftest(program: Program, contract: dict[str, Any]) -> Iterator[str]:
     names = [entry["group"] for entry in program.inputs]
     observations = [float(x) for vector in vectors for name in names for x in vector["obs"][name]]
     actions = [x for vector in vectors for x in vector["action"]]
-    kind = "float" if contract["action"]["kind"] == "continuous" else "int"
-    values = _list(actions) if kind == "float" else ", ".join(map(str, actions))
-    size = action_size(contract)
+    values = _list(actions) if contract["action"]["kind"] == "continuous" else ", ".join(map(str, actions))
     yield (
         "/* Return 0, or the number of the first test vector whose action differs; resets the memory. */\n"
         "static inline int policy_selftest(void) {\n"
         f"  static const float obs[] = {{{_list(observations)}}};\n"
         f"  static const policy_action expected[] = {{{values}}};\n"
-        f"  policy_action action[{size}];\n  int i, k, wrong = 0;\n  policy_reset();\n"
+        "  policy_action action[POLICY_ACTION_SIZE];\n  int i, k, wrong = 0;\n  policy_reset();\n"
         f"  for (k = 0; k < {len(vectors)} && !wrong; k++) {{\n"
         "    if (policy_step(obs + k * POLICY_OBS_SIZE, action)) wrong = k + 1;\n"
-        f"    for (i = 0; i < {size}; i++) {{\n"
-        f"      const float right = (float)expected[k * {size} + i];\n"
-        "      const float size = fabsf(right) > 1.0f ? fabsf(right) : 1.0f;\n"
-        "      if (!(fabsf((float)action[i] - right) <= 1e-5f * size)) wrong = k + 1;\n    }\n  }\n"
+        "    for (i = 0; i < POLICY_ACTION_SIZE; i++)\n"
+        "      if (policy_differs((float)action[i], (float)expected[k * POLICY_ACTION_SIZE + i])) wrong = k + 1;\n  }\n"
         "  policy_reset();\n  return wrong;\n}\n"
     )

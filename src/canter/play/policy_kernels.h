@@ -1,7 +1,5 @@
 /* Layers of a policy in C99. Every output is a sum over the inputs in their order. */
 
-#define POLICY_TILE 32 /* outputs computed together, in registers */
-
 static inline float policy_clamp(float x, float low, float high) { /* NaN stays NaN */
   return x < low ? low : x > high ? high : x;
 }
@@ -109,6 +107,10 @@ static inline void policy_beta_mode(const float *x, int n, float *y) {
     const float mode = a + b > 0.0f ? a / (a + b) : a + b == 0.0f ? 0.5f : a + b;
     y[i] = 2.0f * policy_clamp(mode, 1e-6f, 1.0f - 1e-6f) - 1.0f;
   }
+}
+
+static inline int policy_differs(float x, float expected) { /* by more than 1e-5, relative above 1 */
+  return !(fabsf(x - expected) <= 1e-5f * (fabsf(expected) > 1.0f ? fabsf(expected) : 1.0f));
 }
 
 static inline int policy_argmax(const float *x, int n) {
