@@ -114,8 +114,11 @@ def test_a_wheel_has_the_engine_in_c_and_every_file_that_the_package_reads(track
     assert any(name.startswith("canter/engines/native/_native") for name in names)
     package = {name.removeprefix("src/") for name in tracked if name.startswith("src/")}
     assert {name for name in package if not name.endswith((".c", ".h"))} <= names
-    # The kernels of exported headers; the file to copy to a robot, which needs NumPy alone.
-    assert [name for name in names if name.endswith((".c", ".h"))] == ["canter/play/policy_kernels.h"]
+    # The template of exported headers and its harness; the file to copy to a robot, which needs NumPy alone.
+    assert sorted(name for name in names if name.endswith((".c", ".h"))) == [
+        "canter/play/policy_harness.c",
+        "canter/play/policy_template.h",
+    ]
     assert "canter/runtime.py" in names
 
 

@@ -63,17 +63,25 @@ def _check_finite(x: Array) -> Array:
     return x
 
 
-def _clip(x: Array, limit: Any) -> Array:
-    """Return values within a limit on both sides; "inf" and "unknown" are none."""
-    bound = np.float32(np.inf if limit == UNKNOWN else float(limit))
-    return np.clip(x, -bound, bound)
+class Scaling:
+    """Clipping, scale and offset of the terms of an observation group or of the action."""
 
+    def __init__(self, terms: Any, limit: Any, name: str) -> None:
+        """Read terms of a contract; raise ValueError if one does not declare its scaling."""
+        if terms == UNKNOWN or any(term[key] == UNKNOWN for term in terms for key in SCALING):
+            raise ValueError(f"the contract does not declare scale, offset and bounds of {name}")
+        self.scale, self.offset, self.low, self.high = (
+            np.concatenate([np.resize(np.array(t[key], np.float32), t["size"]) for t in terms]) for key in SCALING
+        )
+        self.limit = np.float32(np.inf if limit == UNKNOWN else float(limit))
 
-def _scaling(terms: Any, what: str) -> list[Array]:
-    """Return scale, offset, low and high `[D]` of terms; raise ValueError if one is unknown."""
-    if terms == UNKNOWN or any(term[key] == UNKNOWN for term in terms for key in SCALING):
-        raise ValueError(f"the contract does not declare scale, offset and bounds of {what}")
-    return [np.concatenate([np.resize(np.array(t[key], np.float32), t["size"]) for t in terms]) for key in SCALING]
+    def observe(self, measured: Array) -> Array:
+        """Return the observation of measurements."""
+        return np.clip(np.clip(measured, self.low, self.high) * self.scale + self.offset, -self.limit, self.limit)
+
+    def command(self, action: Array) -> Array:
+        """Return the command of an action."""
+        return np.clip(np.clip(action, -self.limit, self.limit) * self.scale + self.offset, self.low, self.high)
 
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
@@ -121,6 +129,7 @@ class Policy:
         self._inputs = document["inputs"]
         self._steps = document["steps"]
         self._state_sizes = document["state"]
+        self._scaling: dict[str, Scaling] = {}
         self.reset()
 
     def reset(self) -> None:
@@ -147,24 +156,24 @@ class Policy:
 
         Raise ValueError if the contract does not declare the action's scaling.
         """
-        declared = self.contract["action"]
-        scale, offset, low, high = _scaling(declared["terms"], "the action")
-        return np.clip(_clip(action, declared["clip_actions"]) * scale + offset, low, high)
+        if "action" not in self._scaling:
+            declared = self.contract["action"]
+            self._scaling["action"] = Scaling(declared["terms"], declared["clip_actions"], "the action")
+        return self._scaling["action"].command(action)
 
     def observe(self, measured: Array | Mapping[str, Array]) -> Array:
         """Return the observation `[D]` for `step`, from measurements in the units of the contract.
 
         They are clipped, scaled and shifted as in the simulator. Raise ValueError if the contract does not declare it.
         """
-        parts: list[Array] = []
         groups = self._split(measured)
         for group in self.contract["observations"]:
-            x = groups[group["group"]]
-            if group["group"] != "action_mask":
-                scale, offset, low, high = _scaling(group["terms"], f"observation group {group['group']!r}")
-                x = _clip(np.clip(x, low, high) * scale + offset, self.contract["clip_observations"])
-            parts.append(x)
-        return np.concatenate(parts)
+            name = f"observation group {group['group']!r}"
+            if name not in self._scaling and group["group"] != "action_mask":
+                self._scaling[name] = Scaling(group["terms"], self.contract["clip_observations"], name)
+            if name in self._scaling:
+                groups[group["group"]] = self._scaling[name].observe(groups[group["group"]])
+        return np.concatenate([*groups.values()])
 
     def _split(self, obs: Array | Mapping[str, Array]) -> dict[str, Array]:
         if isinstance(obs, Mapping):

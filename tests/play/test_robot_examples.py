@@ -231,6 +231,7 @@ def test_the_ros_node_refuses_a_history(policy, tmp_path, ros, monkeypatch):
 def test_observations_of_undeclared_terms_are_refused(policy, tmp_path):
     loaded = Policy(tmp_path / "best.npz")
     np.testing.assert_allclose(loaded.observe(np.full(48, 9.0))[[0, 3, 21]], [1.25, 1.25, 0.05])
+    loaded = Policy(tmp_path / "best.npz")
     loaded.contract["observations"][0]["terms"][0]["offset"] = "unknown"
     with pytest.raises(ValueError, match="does not declare scale, offset and bounds of observation group 'actor'"):
         loaded.observe(np.zeros(48))
@@ -239,6 +240,7 @@ def test_observations_of_undeclared_terms_are_refused(policy, tmp_path):
 def test_commands_of_an_undeclared_action_are_refused(policy, tmp_path):
     loaded = Policy(tmp_path / "best.npz")
     np.testing.assert_allclose(loaded.command(np.full(12, 9.0)), command_of(np.full(12, 9.0)), atol=1e-6)
+    loaded = Policy(tmp_path / "best.npz")
     loaded.contract["action"]["terms"][0]["scale"] = "unknown"
     with pytest.raises(ValueError, match="does not declare scale, offset and bounds"):
         loaded.command(np.zeros(12))

@@ -8,6 +8,7 @@ N robots, D numbers of an observation.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from itertools import islice
@@ -17,14 +18,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from canter.core.interface import UNKNOWN, Interface, Signal, signals_from_plain
+from canter.core.interface import UNKNOWN, Interface, Signal
 from canter.core.registry import nearest
 from canter.core.specs import Env
 from canter.nn.actor_critic import Policy
 from canter.play.c_library import load_header
 from canter.play.contract import ContractError, bound, compare_contracts, contract_file, known, read_contract
 from canter.play.player import Player
-from canter.runtime import SCALING
+from canter.runtime import SCALING, Scaling
 
 mujoco: Any = import_module("mujoco")  # without types
 Array = np.ndarray
@@ -258,26 +259,23 @@ class Robot:
         self.joints = {model.joint(i).name.split("/")[-1]: model.joint(i) for i in range(model.njnt)}
         self.default = {joint["name"]: joint["default_position"] for joint in contract["joints"]}
         self.base = int(model.body_rootid[model.jnt_bodyid[0]])
-        self.groups = {group["group"]: signals_from_plain(_signals(group)) for group in contract["observations"]}
-        action = signals_from_plain(_signals(contract["action"]))
-        self.scale, self.offset, self.low, self.high = (
-            np.concatenate([np.broadcast_to(np.array(vars(term)[key], float), (term.size,)) for term in action])
-            for key in ("scale", "offset", "low", "high")
-        )
-        self.clip_actions = bound(contract["action"]["clip_actions"])
-        self.clip_observations = bound(contract["clip_observations"])
-        self.action = np.zeros(len(self.scale))
+        self.groups = {group["group"]: group["terms"] for group in contract["observations"]}
+        limit = contract["clip_observations"]
+        self.scaling = {group: Scaling(terms, limit, group) for group, terms in self.groups.items()}
+        action = contract["action"]
+        self.commands = Scaling(action["terms"], action["clip_actions"], "the action")
+        self.action = np.zeros(len(self.commands.scale))
         self.history: dict[tuple[str, str], list[Array]] = {}
-        for signals in self.groups.values():
-            for signal in signals:
-                self.measure(signal.source or "", signal.components, np.zeros(3))  # raises for an unknown source
+        for terms in self.groups.values():
+            for term in terms:
+                self.measure(term["source"], known(term["components"]), np.zeros(3))  # raises for an unknown source
 
     def reset(self) -> None:
         """Let the robot stand in its default pose for a second."""
         mujoco.mj_resetData(self.model, self.data)
         for name, position in self.default.items():
             self.data.qpos[self.joints[name].qposadr] = position
-        self.action = np.zeros(len(self.scale))
+        self.action = np.zeros(len(self.commands.scale))
         self.history = {}
         self.data.ctrl[:] = [
             self.default[self.model.joint(j).name.split("/")[-1]] for j in self.model.actuator_trnid[:, 0]
@@ -287,25 +285,22 @@ class Robot:
 
     def observe(self, command: Array) -> dict[str, Array]:
         """Return every observation group `[D]` for a command `[3]`."""
-        groups: dict[str, Array] = {}
-        for group, signals in self.groups.items():
-            parts = [self._frames(group, signal, command) for signal in signals]
-            groups[group] = np.clip(np.concatenate(parts), -self.clip_observations, self.clip_observations)
-        return groups
+        return {
+            group: self.scaling[group].observe(np.concatenate([self._frames(group, term, command) for term in terms]))
+            for group, terms in self.groups.items()
+        }
 
-    def _frames(self, group: str, signal: Signal, command: Array) -> Array:
-        measured = self.measure(signal.source or "", signal.components, command)
-        clipped = np.clip(measured, np.array(signal.low), np.array(signal.high))
-        frame = clipped * np.array(signal.scale) + np.array(signal.offset)
-        length = signal.history or 1
-        frames = self.history.setdefault((group, signal.name), [frame] * length)
+    def _frames(self, group: str, term: dict[str, Any], command: Array) -> Array:
+        """Return the measurements of a term, the oldest frame first."""
+        frame = self.measure(term["source"], known(term["components"]), command)
+        frames = self.history.setdefault((group, term["name"]), [frame] * term["history"])
         frames[:] = [*frames[1:], frame]
         return np.concatenate(frames)
 
-    def measure(self, source: str, components: tuple[str, ...] | None, command: Array) -> Array:
+    def measure(self, source: str, components: Sequence[str], command: Array) -> Array:
         """Return what a source of the contract measures; raise ContractError for one that is not known."""
         kind, _, name = source.partition(" ")
-        if kind in ("joint_pos", "joint_pos_rel", "joint_vel", "joint_vel_rel") and components is not None:
+        if kind in ("joint_pos", "joint_pos_rel", "joint_vel", "joint_vel_rel") and components:
             joints = [self.joints[joint] for joint in components]
             if kind.startswith("joint_vel"):
                 return self.data.qvel[[joint.dofadr[0] for joint in joints]]
@@ -331,7 +326,7 @@ class Robot:
     def velocities(self, terms: VelocityTerms) -> Array:
         """Return the velocities `[2, 3]` of the base, linear and angular, as the training simulator measures them."""
         signals = (terms.linear[2], terms.angular[2])
-        return np.stack([self.measure(signal.source or signal.name, None, self.action) for signal in signals])
+        return np.stack([self.measure(signal.source or signal.name, (), self.action) for signal in signals])
 
     @property
     def fallen(self) -> bool:
@@ -340,11 +335,7 @@ class Robot:
 
     def step(self, action: Array) -> None:
         """Apply an action `[A]` of the policy for one control period."""
-        self.action = np.clip(action, -self.clip_actions, self.clip_actions)
-        self.data.ctrl[:] = np.clip(self.action * self.scale + self.offset, self.low, self.high)
+        self.action = np.clip(action, -self.commands.limit, self.commands.limit)
+        self.data.ctrl[:] = self.commands.command(action)
         mujoco.mj_step(self.model, self.data, nstep=self.decimation)
         mujoco.mj_forward(self.model, self.data)  # sensors of the new state
-
-
-def _signals(group: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{name: value for name, value in term.items() if name != "start"} for term in group["terms"]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import string
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,55 +26,29 @@ from canter.runtime import SCALING
 
 TILE = 32
 """Outputs of a layer that are computed together."""
-KERNELS = Path(__file__).with_name("policy_kernels.h")
-HEAD = """\
-/* A control policy, written by Canter {version}. Environment: {env}
-   Contract: {contract}, sha256 {sha256}
-
-   policy_selftest();               call it first: 0 if this build returns the policy's actions
-   policy_reset();                  at the start of an episode
-   policy_step(obs, action);        once in a control period: obs[POLICY_OBS_SIZE] -> action[POLICY_ACTION_SIZE]
-
-   policy_step returns 0, or 1 if an action is NaN or infinite: then stop the robot and call policy_reset.
-   The normalisation of observations is inside policy_step. Scaling is not; if the environment declares it, there are
-   policy_observe(measured, obs) and policy_command(action, command).
-   All functions are static and use one shared memory. For several robots pass a policy_memory of each to
-   policy_reset_of and policy_step_of. Compile with -O2 or -O3, without -ffast-math, and link with -lm. */
-#ifndef POLICY_{guard}
-#define POLICY_{guard}
-#ifdef POLICY_OF_THIS_FILE
-#error "a file can include one policy: compile each policy in a source file of its own"
-#endif
-#define POLICY_OF_THIS_FILE
-#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
-#error "NaN could not be detected: compile without -ffast-math, -ffinite-math-only and -Ofast"
-#endif
-
-#include <math.h>
-
-"""
+TEMPLATE = Path(__file__).with_name("policy_template.h")
 
 
 def write_header(program: Program, contract: dict[str, Any], contract_name: str, weights: Weights) -> str:
     """Return the header of a program and its contract."""
-    head = HEAD.format(
+    layers, body = _step(program, weights)
+    vectors = contract["test_vectors"]
+    inputs = [entry["group"] for entry in program.inputs]
+    actions = [number for vector in vectors for number in vector["action"]]
+    continuous = contract["action"]["kind"] == "continuous"
+    return string.Template(TEMPLATE.read_text()).substitute(
+        version=contract["canter"],
+        env=_comment(contract["env"]),
         contract=_comment(contract_name),
         sha256=contract["sha256"],
         guard=contract["sha256"][:16].upper(),
-        version=contract["canter"],
-        env=_comment(contract["env"]),
+        constants="\n".join(_constants(program, contract)),
+        layers=layers,
+        body=body,
+        robot="\n".join([*_transforms(contract), *_joints(contract)]),
+        observations=_list(x for vector in vectors for name in inputs for x in vector["obs"][name]) or "0",
+        actions=(_list(actions) if continuous else ", ".join(map(str, actions))) or "0",
     )
-    parts = [
-        head,
-        *_constants(program, contract),
-        KERNELS.read_text(),
-        *_step(program, contract, weights),
-        *_transforms(contract),
-        *_joints(contract),
-        *_selftest(program, contract),
-        "#endif\n",
-    ]
-    return "\n".join(parts)
 
 
 def _comment(text: str) -> str:
@@ -89,6 +64,8 @@ def _constants(program: Program, contract: dict[str, Any]) -> Iterator[str]:
         "OBS_SIZE": (sum(entry["size"] for entry in program.inputs), ""),
         "ACTION_SIZE": (action_size(contract), ""),
         "STATE_SIZE": (sum(program.state), "numbers of the recurrent state"),
+        "TEST_VECTORS": (len(contract["test_vectors"]), ""),
+        "TILE": (TILE, "outputs computed together, in registers"),
     }
     start = 0
     for group, entry in zip(contract["observations"], program.inputs, strict=True):
@@ -115,7 +92,7 @@ def _constants(program: Program, contract: dict[str, Any]) -> Iterator[str]:
     for identifier, name in names.items():
         value, note = entries[name]
         lines.append(f"  {identifier} = {value}," + f" /* {_comment(note)} */" * bool(note))
-    yield "\n".join(["enum {", *lines, f"  POLICY_TILE = {TILE} /* outputs computed together, in registers */", "};\n"])
+    yield "\n".join(["enum {", *lines, "};\n"])
     yield f'#define POLICY_CONTRACT "{contract["sha256"]}"'
     if contract["control_period"] == UNKNOWN:
         yield "/* POLICY_CONTROL_PERIOD is unknown: the environment does not declare it. */"
@@ -338,7 +315,8 @@ def _tiles(matrix: np.ndarray) -> np.ndarray:
     return np.concatenate([matrix[start : start + TILE].T.ravel() for start in range(0, len(matrix), TILE)])
 
 
-def _step(program: Program, contract: dict[str, Any], weights: Weights) -> Iterator[str]:
+def _step(program: Program, weights: Weights) -> tuple[str, str]:
+    """Return the constants and the memory of the layers, and the body of `policy_step_of`."""
     writer = _Writer(program, weights)
     start = 0
     width = 0
@@ -356,45 +334,10 @@ def _step(program: Program, contract: dict[str, Any], weights: Weights) -> Itera
     writer.resize(width)
     for step in program.steps:
         writer.write(step)
-    yield from writer.constants
     saved = "".join(f"  float saved_{slot}[{size}];\n" for slot, size in writer.saved.items())
-    yield (
+    memory = (
         f"typedef struct {{\n  float state[{max(1, sum(program.state))}]; /* recurrent state */\n"
         f"  float a[{writer.widest}], b[{writer.widest}], own[{writer.gates}], recurrent[{writer.gates}];\n{saved}"
         "} policy_memory;\n"
     )
-    body = "\n  ".join(writer.body)
-    yield (
-        "static inline void policy_reset_of(policy_memory *m) {\n  int i;\n"
-        f"  for (i = 0; i < {max(1, sum(program.state))}; i++) m->state[i] = 0.0f;\n}}\n\n"
-        "static inline int policy_step_of(policy_memory *m, const float *obs, policy_action *action) {\n"
-        f"  int i, bad = 0;\n  {body}\n  return bad;\n}}\n\n"
-        "static policy_memory policy_shared;\n\n"
-        "static inline void policy_reset(void) { policy_reset_of(&policy_shared); }\n\n"
-        "static inline int policy_step(const float *obs, policy_action *action) {\n"
-        "  return policy_step_of(&policy_shared, obs, action);\n}\n"
-    )
-
-
-def _selftest(program: Program, contract: dict[str, Any]) -> Iterator[str]:
-    """Yield `policy_selftest`, which plays the test vectors from the start of an episode."""
-    vectors = contract["test_vectors"]
-    if not vectors:
-        yield "/* Return -1: there are no test vectors. */\nstatic inline int policy_selftest(void) { return -1; }\n"
-        return
-    names = [entry["group"] for entry in program.inputs]
-    observations = [float(x) for vector in vectors for name in names for x in vector["obs"][name]]
-    actions = [x for vector in vectors for x in vector["action"]]
-    values = _list(actions) if contract["action"]["kind"] == "continuous" else ", ".join(map(str, actions))
-    yield (
-        "/* Return 0, or the number of the first test vector whose action differs; resets the memory. */\n"
-        "static inline int policy_selftest(void) {\n"
-        f"  static const float obs[] = {{{_list(observations)}}};\n"
-        f"  static const policy_action expected[] = {{{values}}};\n"
-        "  policy_action action[POLICY_ACTION_SIZE];\n  int i, k, wrong = 0;\n  policy_reset();\n"
-        f"  for (k = 0; k < {len(vectors)} && !wrong; k++) {{\n"
-        "    if (policy_step(obs + k * POLICY_OBS_SIZE, action)) wrong = k + 1;\n"
-        "    for (i = 0; i < POLICY_ACTION_SIZE; i++)\n"
-        "      if (policy_differs((float)action[i], (float)expected[k * POLICY_ACTION_SIZE + i])) wrong = k + 1;\n  }\n"
-        "  policy_reset();\n  return wrong;\n}\n"
-    )
+    return "\n".join([*writer.constants, memory]), "\n  ".join(writer.body)

@@ -22,38 +22,7 @@ from canter.play.program import Exported, ExportError, Inputs, shape_action
 FLAGS = ("-std=c99", "-O3", "-Wall", "-Wextra", "-Werror")
 """Flags that every header is compiled with, before it is kept."""
 
-HARNESS = """\
-#define _POSIX_C_SOURCE 199309L
-#include "policy.h"
-#include <time.h>
-
-int selftest(void);
-void run(int count, const float *obs, const float *state, policy_action *action, float *next);
-void measure(int count, const float *obs, policy_action *action, double *seconds);
-
-int selftest(void) { return policy_selftest(); }
-
-void run(int count, const float *obs, const float *state, policy_action *action, float *next) {
-  static policy_memory memory;
-  int k, i;
-  for (k = 0; k < count; k++) {
-    for (i = 0; i < POLICY_STATE_SIZE; i++) memory.state[i] = state[k * POLICY_STATE_SIZE + i];
-    policy_step_of(&memory, obs + k * POLICY_OBS_SIZE, action + k * POLICY_ACTION_SIZE);
-    for (i = 0; i < POLICY_STATE_SIZE; i++) next[k * POLICY_STATE_SIZE + i] = memory.state[i];
-  }
-}
-
-void measure(int count, const float *obs, policy_action *action, double *seconds) {
-  struct timespec start, end;
-  int k;
-  for (k = 0; k < count; k++) {
-    clock_gettime(CLOCK_MONOTONIC, &start);
-    policy_step(obs + k * POLICY_OBS_SIZE, action);
-    clock_gettime(CLOCK_MONOTONIC, &end);
-    seconds[k] = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);
-  }
-}
-"""
+HARNESS = Path(__file__).with_name("policy_harness.c")
 
 
 def compile_header(header: Path) -> ctypes.CDLL:
@@ -64,7 +33,7 @@ def compile_header(header: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copy(header, folder / "policy.h")
-        (folder / "policy.c").write_text(HARNESS)
+        shutil.copy(HARNESS, folder / "policy.c")
         command = [compiler, *FLAGS, "-shared", "-fPIC", "policy.c", "-o", "policy.so", "-lm"]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         if done.returncode:

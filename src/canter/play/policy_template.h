@@ -1,3 +1,28 @@
+/* A control policy, written by Canter ${version}. Environment: ${env}
+   Contract: ${contract}, sha256 ${sha256}
+
+   policy_selftest();               call it first: 0 if this build returns the policy's actions
+   policy_reset();                  at the start of an episode
+   policy_step(obs, action);        once in a control period: obs[POLICY_OBS_SIZE] -> action[POLICY_ACTION_SIZE]
+
+   policy_step returns 0, or 1 if an action is NaN or infinite: then stop the robot and call policy_reset.
+   The normalisation of observations is inside policy_step. Scaling is not; if the environment declares it, there are
+   policy_observe(measured, obs) and policy_command(action, command).
+   All functions are static and use one shared memory. For several robots pass a policy_memory of each to
+   policy_reset_of and policy_step_of. Compile with -O2 or -O3, without -ffast-math, and link with -lm. */
+#ifndef POLICY_${guard}
+#define POLICY_${guard}
+#ifdef POLICY_OF_THIS_FILE
+#error "a file can include one policy: compile each policy in a source file of its own"
+#endif
+#define POLICY_OF_THIS_FILE
+#if defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__
+#error "NaN could not be detected: compile without -ffast-math, -ffinite-math-only and -Ofast"
+#endif
+
+#include <math.h>
+
+${constants}
 /* Layers of a policy in C99. Every output is a sum over the inputs in their order. */
 
 static inline float policy_clamp(float x, float low, float high) { /* NaN stays NaN */
@@ -119,3 +144,42 @@ static inline int policy_argmax(const float *x, int n) {
     if (x[i] > x[best]) best = i;
   return best;
 }
+
+${layers}
+static inline void policy_reset_of(policy_memory *m) {
+  int i;
+  for (i = 0; i < POLICY_STATE_SIZE; i++) m->state[i] = 0.0f;
+}
+
+static inline int policy_step_of(policy_memory *m, const float *obs, policy_action *action) {
+  int i, bad = 0;
+  ${body}
+  return bad;
+}
+
+static policy_memory policy_shared;
+
+static inline void policy_reset(void) { policy_reset_of(&policy_shared); }
+
+static inline int policy_step(const float *obs, policy_action *action) {
+  return policy_step_of(&policy_shared, obs, action);
+}
+
+${robot}
+/* Return 0, or the number of the first test vector whose action differs; -1 without any. Resets the memory. */
+static inline int policy_selftest(void) {
+  static const float obs[] = {${observations}};
+  static const policy_action expected[] = {${actions}};
+  policy_action action[POLICY_ACTION_SIZE];
+  int i, k, wrong = POLICY_TEST_VECTORS > 0 ? 0 : -1;
+  policy_reset();
+  for (k = 0; k < POLICY_TEST_VECTORS && !wrong; k++) {
+    if (policy_step(obs + k * POLICY_OBS_SIZE, action)) wrong = k + 1;
+    for (i = 0; i < POLICY_ACTION_SIZE; i++)
+      if (policy_differs((float)action[i], (float)expected[k * POLICY_ACTION_SIZE + i])) wrong = k + 1;
+  }
+  policy_reset();
+  return wrong;
+}
+
+#endif
