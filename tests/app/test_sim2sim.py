@@ -261,6 +261,14 @@ def test_a_simulator_that_differs_from_the_contract_is_refused(declare, message,
         sim2sim.check_contract(contract, declare())
 
 
+def test_a_simulator_may_declare_more_than_the_contract_where_no_robot_needs_it(header):
+    contract = contract_of(header)
+    velocity, *others = CONTRACTED.obs["policy"]
+    named = replace(CONTRACTED, obs={"policy": (replace(velocity, unit="m/s"), *others)})
+    assert any(line.endswith("expected unknown") for line in sim2sim.compare_contracts(contract, named))
+    sim2sim.check_contract(contract, named)
+
+
 def test_a_policy_of_a_simulator_without_a_default_pose_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("cart.xml").write_text(CART)

@@ -11,12 +11,14 @@ from canter.envs.robots.interface import read_interface
 JOINTS = ("hip", "knee", "ankle")
 
 
-def observation(name, module="mjlab.envs.mdp.observations", scale=None, clip=None, history=0, **params):
+def observation(name, module="mjlab.envs.mdp.observations", scale=None, clip=None, history=0, modifiers=None, **params):
     def function():
         pass
 
     function.__module__, function.__name__ = module, name
-    return SimpleNamespace(func=function, params=params, scale=scale, clip=clip, history_length=history)
+    return SimpleNamespace(
+        func=function, params=params, scale=scale, clip=clip, history_length=history, modifiers=modifiers
+    )
 
 
 class JointPositionAction:
@@ -62,7 +64,7 @@ def test_managers_name_terms_components_units_and_scaling():
     vel, pos, act, own = interface.obs["actor"]
     assert (vel.components, vel.unit, vel.scale) == (("x", "y", "z"), "m/s", (2.0,))
     assert (pos.components, pos.size, pos.history) == (("knee", "ankle"), 4, 2)
-    assert act.components == ("hip", "knee")
+    assert (act.components, act.unit) == (("hip", "knee"), "1, the action after clip_actions, before scale and offset")
     assert (vel.source, pos.source, act.source, own.source) == ("base_lin_vel", "joint_pos_rel", "last_action", None)
     assert (own.components, own.unit, own.low, own.high) == (None, None, (-5.0,), (5.0,))
     (legs,) = interface.action
@@ -72,6 +74,13 @@ def test_managers_name_terms_components_units_and_scaling():
     assert (interface.control_period, interface.decimation) == (0.02, 4)
     assert (interface.clip_actions, interface.clip_observations) == (float("inf"), 100.0)
     assert "wrong" not in interface.obs  # its terms do not add up
+
+
+def test_the_scaling_of_a_modified_observation_is_unknown():
+    env = managers()
+    env.observation_manager._group_obs_term_cfgs["actor"][0].modifiers = ["a filter"]
+    vel, pos, *_ = read(env).obs["actor"]
+    assert (vel.scale, vel.offset, pos.scale, pos.offset) == (None, None, (1.0,), (0.0,))
 
 
 def test_an_environment_without_managers_is_unknown():

@@ -27,6 +27,8 @@ JOINT_TERMS = {
 """Observation functions of both simulators with a component for each joint, and their units."""
 AXIS_TERMS = {"base_lin_vel": "m/s", "base_ang_vel": "rad/s", "projected_gravity": "1"}
 """Observation functions with a component for each axis of the base, and their units."""
+UNITS = {**JOINT_TERMS, **AXIS_TERMS, "last_action": "1, the action after clip_actions, before scale and offset"}
+"""Units of observation functions."""
 SENSORS = {"gyro": "rad/s", "velocimeter": "m/s", "accelerometer": "m/s^2"}
 """Sensors of MuJoCo with a component for each axis of their site, and their units."""
 VELOCITY_COMMAND = ("lin_vel_x", "lin_vel_y", "ang_vel_z")
@@ -89,14 +91,15 @@ def _read_term(env: Any, name: str, shape: tuple[int, ...], cfg: Any) -> Signal:
     known = components is not None and len(components) == frame
     clip = (-math.inf, math.inf) if cfg.clip is None else cfg.clip
     scale = (1.0,) if cfg.scale is None else _floats(cfg.scale)
+    modified = bool(vars(cfg).get("modifiers"))  # Isaac Lab's, which are any functions before the clipping
     return Signal(
         name=name,
         size=size,
         components=components if known else None,
         unit=unit,
         source=source,
-        scale=scale if len(scale) in (1, frame) else None,
-        offset=(0.0,),
+        scale=scale if len(scale) in (1, frame) and not modified else None,
+        offset=None if modified else (0.0,),
         low=(float(clip[0]),),
         high=(float(clip[1]),),
         history=history,
@@ -125,7 +128,7 @@ def _describe_function(env: Any, cfg: Any) -> tuple[str | None, tuple[str, ...] 
         command = cfg.params["command_name"]
         uniform = type(env.command_manager.get_term(command)).__name__ == "UniformVelocityCommand"
         return f"command {command}", VELOCITY_COMMAND if uniform else None, "m/s and rad/s" if uniform else None
-    return name, components, {**JOINT_TERMS, **AXIS_TERMS}.get(name)
+    return name, components, UNITS.get(name)
 
 
 def _describe_sensor(env: Any, name: str) -> tuple[str, tuple[str, ...] | None, str | None]:
