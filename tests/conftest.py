@@ -1,6 +1,7 @@
 """Fixtures that all tests share. Its place also lets tests of every folder import the modules next to it."""
 
 import atexit
+import gc
 import os
 import shutil
 import signal
@@ -86,6 +87,17 @@ def run_canter(capsys):
         return Finished(code, *capsys.readouterr())
 
     return run
+
+
+def pytest_collection(session):
+    """Search for no garbage while modules are imported and tests are listed: all of these objects stay."""
+    gc.disable()
+
+
+def pytest_collection_finish(session):
+    """Leave these objects out of later searches, which took a seventh of the time."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_deselected(items):
