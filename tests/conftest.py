@@ -24,6 +24,10 @@ atexit.register(shutil.rmtree, os.environ["XDG_STATE_HOME"], ignore_errors=True)
 # Commands in other processes share one index of the sources as they are now.
 os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"]
 
+# No test cuts the power, and files outlive processes that are killed: nothing waits for the disk. A descriptor is
+# looked at, so that a wrong one still is an error.
+os.fsync = os.fstat
+
 # Networks this small only lose by sharing the work, most of all where several tests run at once.
 torch.set_num_threads(1)
 

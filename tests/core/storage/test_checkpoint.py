@@ -289,6 +289,7 @@ from pathlib import Path
 import torch
 from canter.core.storage.checkpoint import CheckpointStore
 
+os.fsync = os.fstat  # what is written outlives a killed process
 store, calls, kill_at, steps = CheckpointStore(Path(sys.argv[1]), keep_last=1), 0, int(sys.argv[2]), [int(sys.argv[3])]
 
 def hook(name, after):

@@ -12,6 +12,8 @@ import os, signal, sys
 from pathlib import Path
 from canter.core.storage.files import replace_file
 
+os.fsync = os.fstat  # what is written outlives a killed process
+
 def hook(name, kill_at, after):
     original = getattr(os, name)
     def counted(*args, **kwargs):
