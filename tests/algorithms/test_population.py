@@ -129,13 +129,21 @@ def test_each_member_equals_the_run_with_that_member_alone(env_id):
 SETTINGS = {"seed": 8, "learning_rate": 1e-4, "entropy_coef": 0.1, "clip_ratio": 0.01, "gamma": 0.5, "gae_lambda": 0.1}
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_a_setting_changes_its_member_and_no_bit_of_the_others(setting):
+def trained_with(member):
+    """Return the state of a population whose second member is the given one, after two iterations."""
     config = canter.PPOConfig(**SHARED, optimizer=canter.OptimizerConfig(learning_rate=canter.Constant(3e-3)))
-    first = MemberConfig(seed=4)
-    before, _ = run("cartpole", config, [MEMBERS[0], first, MEMBERS[0]], 2)
-    after, _ = run("cartpole", config, [MEMBERS[0], replace(first, **{setting: SETTINGS[setting]}), MEMBERS[0]], 2)
-    left, right = before.state_dict(), after.state_dict()
+    trained, _ = run("cartpole", config, [MEMBERS[0], member, MEMBERS[0]], 2)
+    return trained.state_dict()
+
+
+@pytest.fixture(scope="module")
+def before():
+    return trained_with(MemberConfig(seed=4))
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_setting_changes_its_member_and_no_bit_of_the_others(before, setting):
+    left, right = before, trained_with(replace(MemberConfig(seed=4), **{setting: SETTINGS[setting]}))
     for number in (0, 2):
         assert left["flat"][number].equal(right["flat"][number])
         assert all(buffer[number].equal(right["buffers"][name][number]) for name, buffer in left["buffers"].items())

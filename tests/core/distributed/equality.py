@@ -37,7 +37,7 @@ CASES = {
     "native": {"env": CARTPOLE, "algorithm": LEARN, "execution": {"engine": "native"}, "iterations": 2},
 }
 
-ITERATIONS = 5
+ITERATIONS = 3
 RARE = ("gymnasium_lstm", "agents", "self_play")
 """Cases that only the long tests run."""
 
