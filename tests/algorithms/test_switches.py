@@ -209,7 +209,7 @@ def test_a_run_with_them_learns(engine):
     config = canter.TrainConfig(
         env=canter.EnvConfig(id="tensor:cartpole", num_envs=16),
         algorithm=replace(PPOConfig(horizon=32, num_minibatches=4, epochs=6), **RL_GAMES),
-        total_steps=16 * 32 * 40,
+        total_steps=16 * 32 * 30,
         execution=canter.ExecutionConfig(engine=engine),
     )
     reports = []

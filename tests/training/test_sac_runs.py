@@ -73,13 +73,20 @@ def test_operations_left_out_on_a_cpu_had_no_effect(tmp_path, monkeypatch):
     assert rows(tmp_path / "short") == rows(tmp_path / "long")
 
 
-def test_rows_and_checkpoints_come_by_steps_and_not_by_update(tmp_path):
-    trainer = train(tmp_path / "run")
-    logged = rows(tmp_path / "run")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Return the folder of a run that was never stopped, and its trainer."""
+    path = tmp_path_factory.mktemp("sac") / "whole"
+    return path, train(path)
+
+
+def test_rows_and_checkpoints_come_by_steps_and_not_by_update(whole):
+    path, trainer = whole
+    logged = rows(path)
     assert trainer.algorithm.iterations_per_tick == 16  # a thousand steps of 16 environments, 4 steps an iteration
     assert [row["env_steps"] for row in logged[:3]] == [1024, 2048, 3072]
     assert logged[-1]["env_steps"] == 16_000 and logged[-1]["minibatch_updates"] == 250 - 7
-    assert RunFolder(tmp_path / "run").store.steps() == [192, 224, 250]
+    assert RunFolder(path).store.steps() == [192, 224, 250]
     assert logged[-1]["replay/rows"] == 2048
 
 
@@ -97,9 +104,9 @@ with Trainer(runs.CONFIG, die, folder=RunFolder({path!r}, runs.CONFIG.checkpoint
 """
 
 
-def test_after_kill_9_the_run_ends_with_the_bits_of_one_that_was_never_stopped(tmp_path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    train(whole)
+def test_after_kill_9_the_run_ends_with_the_bits_of_one_that_was_never_stopped(whole, tmp_path):
+    whole, _ = whole
+    killed = tmp_path / "killed"
     script = CHILD.format(tests=str(Path(__file__).parent), path=str(killed), kill=8_000)
     died = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=300)
     assert died.returncode == -signal.SIGKILL, died.stderr.decode()

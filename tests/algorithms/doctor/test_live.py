@@ -48,7 +48,7 @@ def test_a_run_without_reward_has_a_finding_everywhere(tmp_path, caplog):
 @pytest.mark.parametrize(
     "env, settings",
     [
-        ("CartPole-v1", {"total_steps": 5_000}),
+        ("CartPole-v1", {"total_steps": 2_048, "algorithm": {"horizon": 64}}),
         pytest.param(
             "CartPole-v1", {"total_steps": 5_000, "execution": {"engine": "autograd"}}, marks=pytest.mark.long
         ),

@@ -143,7 +143,7 @@ def test_the_mirror_loss_is_that_of_its_formula(env, augment):
 
 def test_a_mirror_loss_alone_makes_a_policy_symmetric():
     optimizer = canter.OptimizerConfig(learning_rate=canter.Constant(0.01))
-    algorithm, collector = build(augment=False, mirror_loss=100.0, config={"horizon": 32, "optimizer": optimizer})
+    algorithm, collector = build(augment=False, mirror_loss=100.0, config={"horizon": 16, "optimizer": optimizer})
     first = None
     for _ in range(15):
         metrics = algorithm.update(collector.collect())
