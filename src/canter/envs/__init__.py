@@ -34,6 +34,7 @@ from canter.envs.pettingzoo import make_pettingzoo
 from canter.envs.robots.isaaclab import make_isaaclab
 from canter.envs.robots.maniskill import make_maniskill
 from canter.envs.robots.mjlab import make_mjlab
+from canter.envs.robots.vec_env import VecEnv, make_vec_env
 from canter.envs.tensor import tensor_envs
 from canter.envs.wrappers import FiniteHorizon, make_wrappers
 
@@ -91,11 +92,11 @@ def find_builder(env_id: str) -> partial[Env]:
 
 def check_known(env_id: str) -> None:
     """Raise UserError for an unknown environment; tasks of other simulators are not looked up."""
-    builder, name = find_builder(env_id)
-    if builder is make_gymnasium:
-        check_registered(name)
-    elif builder is make_tensor:
-        _ = tensor_envs[name]  # raises
+    builder = find_builder(env_id)
+    if builder.func is make_gymnasium:
+        check_registered(builder.args[0])
+    elif builder.func is make_tensor:
+        _ = tensor_envs[builder.args[0]]  # raises
 
 
 def check_options(builder: Callable[..., Any], env_id: str, options: Mapping[str, Any]) -> None:
@@ -217,6 +218,8 @@ class EnvConfig:
         try:
             with watched(self.step_timeout), directory.during("__init__() or reset()"):
                 env = builder(num_envs=num_envs, device=device, **settings, **self.keywords)
+            if isinstance(env, VecEnv):
+                env = make_vec_env(env, self.id, num_envs, device)
             if isinstance(env, GymnasiumEnv):
                 env.spec = replace(env.spec, env_id=self.id)  # `module:name` for an imported class
             keep_directory(env, directory)

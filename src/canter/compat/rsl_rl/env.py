@@ -7,7 +7,6 @@ images.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from canter.core.declarations import Symmetry
 from canter.core.plain import ConfigError
 from canter.core.specs import Continuous, Step
 from canter.core.struct import Obs
-from canter.envs.robots.adapter import flatten_groups
+from canter.envs.robots.vec_env import read_groups, read_observations, step_vec_env
 
 
 class RslRlEnv(SourceEnv):
@@ -38,27 +37,11 @@ class RslRlEnv(SourceEnv):
 
     def observe(self) -> Obs:
         """Return the current observations; the environment was reset by its creator."""
-        found = self.env.get_observations()
-        more = {}
-        if isinstance(found, tuple):
-            found, extras = found
-            more = extras.get("observations") or {}
-        elif isinstance(found, Tensor) and hasattr(self.env, "get_privileged_observations"):
-            more = {"critic": self.env.get_privileged_observations()}
-        return self.groups(found, more)
+        return self.groups(read_observations(self.env))
 
-    def groups(self, obs: Any, more: Mapping[str, Any] = MappingProxyType({})) -> Obs:
-        """Return observations of any generation as groups on the learner's device.
-
-        `more` are those that come with a bare tensor.
-        """
-        if isinstance(obs, Tensor):
-            beside = {name: more[name] for name in ("critic", "teacher") if more.get(name) is not None}
-            beside |= {"rnd": more["rnd_state"]} if "rnd_state" in more else {}
-            named = {"policy": obs} | beside
-        else:
-            named = flatten_groups(obs)
-        return {name: group.to(self.device) for name, group in named.items()}
+    def groups(self, obs: Any) -> Obs:
+        """Return observations of any generation as groups on the learner's device."""
+        return {name: group.to(self.device) for name, group in read_groups(obs).items()}
 
     def reset(self, seed: int | None = None) -> Obs:
         """Return the current observations: RSL-RL's environments seed and reset themselves."""
@@ -66,16 +49,10 @@ class RslRlEnv(SourceEnv):
 
     def step(self, action: Tensor) -> Step:
         """Apply one action per environment."""
-        result = self.env.step(action.to(self.env.device))
-        if len(result) == 5:  # 1.x: observations, privileged ones, rewards, ends, infos
-            obs, privileged, reward, done, extras = result
-            more = {"critic": privileged}
-        else:
-            obs, reward, done, extras = result
-            more = extras.get("observations") or {}
+        obs, reward, done, extras = step_vec_env(self.env, action.to(self.env.device))
         metrics = extras.get("log") or extras.get("episode")
         reward = reward.to(self.device).float()
-        return self.make_step(self.groups(obs, more), reward, done, extras.get("time_outs"), metrics)
+        return self.make_step(self.groups(obs), reward, done, extras.get("time_outs"), metrics)
 
 
 KEY = "algorithm.symmetry_cfg.data_augmentation_func"
