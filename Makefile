@@ -15,7 +15,7 @@ CPU_BUILDS := https://download.pytorch.org/whl/cpu
 TORCH_BUILD = $(shell test "$$(uname)" = Linux && ! command -v nvidia-smi > /dev/null && \
 	curl --silent --fail --head --max-time 5 --output /dev/null $(CPU_BUILDS)/torch/ && echo --extra-index-url $(CPU_BUILDS))
 
-.PHONY: train dist test test-mjlab lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
+.PHONY: train dist test test-mjlab test-jax lint types layers docs pytest test-all test-faults format bench-learning bench-cpu bench-gpu clean
 
 train: .venv/installed
 	$(BIN)/canter train CartPole-v1
@@ -59,6 +59,10 @@ test-faults: test-all
 test-mjlab: .venv-mjlab/installed
 	.venv-mjlab/bin/pytest tests/envs/test_mjlab.py
 
+# So have the simulators in JAX, since gymnax asks for an older Gymnasium; XLA compiles for minutes too.
+test-jax: .venv-jax/installed
+	.venv-jax/bin/pytest tests/envs/test_jax.py tests/engines/test_xla.py -m 'long or not long'
+
 format: .venv/installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -74,7 +78,7 @@ bench-gpu: .venv-peers/installed
 	.venv-peers/bin/python benchmarks/speed/plot.py
 
 clean:
-	rm -rf .venv .venv-peers .venv-mjlab .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf .venv .venv-peers .venv-mjlab .venv-jax .pytest_cache .ruff_cache .hypothesis build dist
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -93,6 +97,11 @@ clean:
 .venv-peers/installed: $(SOURCES) benchmarks/speed/peers/requirements.txt
 	$(PYTHON) -m venv .venv-peers
 	$(subst $(BIN),.venv-peers/bin,$(PIP_INSTALL)) --editable '.[mujoco]' --requirement benchmarks/speed/peers/requirements.txt
+	touch $@
+
+.venv-jax/installed: $(SOURCES)
+	$(PYTHON) -m venv .venv-jax
+	$(subst $(BIN),.venv-jax/bin,$(PIP_INSTALL)) $(TORCH_BUILD) --editable '.[playground]' pytest
 	touch $@
 
 .venv-mjlab/installed: $(SOURCES)
