@@ -3,8 +3,8 @@
     python benchmarks/speed/jax_envs.py --device cuda
 
 Writes `results/jax_envs.json`. `step` compares Canter's environment with the same program called from JAX alone and
-counts waits of the host; `rollout` compares Canter's collection with one `lax.scan` that contains the policy;
-`cartpole` is the time until gymnax's CartPole-v1 is solved, beside `peers/jax_cartpole.py`; `ant` and
+counts waits of the host; `rollout` compares Canter's collection, by steps and by `execution.mode=scan`, with one in JAX
+alone; `cartpole` is the time until gymnax's CartPole-v1 is solved, beside `peers/jax_cartpole.py`; `ant` and
 `ant_by_brax` train Brax's ant for the same number of steps with Canter and with Brax's own PPO.
 """
 

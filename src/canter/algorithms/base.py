@@ -87,6 +87,13 @@ class Algorithm(Protocol[RecordT]):
         """Learn from one rollout and return the metrics."""
         ...
 
+    def compile_rollout(self, env: Env) -> Callable[[Rollout[RecordT]], Metrics]:
+        """Return a function that fills whole rollouts in one program of the environment.
+
+        It returns the simulator's metrics `[T]`. Raises UserError if environment or policy cannot.
+        """
+        raise UserError(f"execution.mode=scan is for PPO, not for {type(self).__name__}: set execution.mode=auto")
+
     def generators(self) -> list[torch.Generator]:
         """Return the random streams that `act` and `update` draw from."""
         return [getattr(self, name) for name in self.streams]

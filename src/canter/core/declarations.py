@@ -1,7 +1,8 @@
 """Optional declarations of an environment.
 
 The NumPy arrays of its original spaces, for users that act with them; its symmetries; its view of
-motion clips; and metrics that it gathers on the host. N environments, A action components, or K discrete actions.
+motion clips; metrics that it gathers on the host; and programs for whole rollouts. T steps, N
+environments, A action components, or K discrete actions.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from torch import Tensor
@@ -23,6 +24,19 @@ class MetricSource(Protocol):
 
     def read_metrics(self) -> dict[str, float]:
         """Return finite means since the last call, by name; logged as `env/<name>`."""
+        ...
+
+
+@runtime_checkable
+class CompilesRollouts(Protocol):
+    """Optional for an environment that steps whole rollouts in one program, with the policy in it."""
+
+    def compile_rollout(self, act: Callable[..., Any]) -> Callable[..., tuple[tuple[Tensor, ...], Any]]:
+        """Return a function of weights, observations `[N, ...]` and noise `[T, N, ...]` that steps T times.
+
+        `act(weights, obs, noise)`, in the simulator's language, returns the actions and what to record
+        of a step. The function returns the records and the `Step`, all `[T, N, ...]`.
+        """
         ...
 
 

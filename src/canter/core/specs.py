@@ -182,7 +182,8 @@ class Env(Protocol):
 
     Further abilities are optional and declared by the protocols below: `Stateful`,
     `PartiallyStateful`, `SnapshotState`, `SeedsByRow`, `DeclaresCleanReset`, `ProgressListener`,
-    `Capturable`, `Observable`, `DescribesStep`, `SharesCores` and `canter.core.declarations.MetricSource`.
+    `Capturable`, `Observable`, `DescribesStep`, `SharesCores`, and `MetricSource` and
+    `CompilesRollouts` of `canter.core.declarations`.
     """
 
     @property

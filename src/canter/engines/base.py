@@ -338,15 +338,17 @@ def unsupported_reason(
     reason = capabilities.requirement(model)
     if reason is not None:
         return reason
-    reason = _unsupported(describe_loss(loss), capabilities.loss, optional=False)
+    reason = unsupported_feature(describe_loss(loss), capabilities.loss)
     if reason is not None:
         return reason
     features = [feature for layer in describe(model) for feature in layer.features]
-    reason = _unsupported(features, capabilities.model, optional=capabilities.runs_modules)
+    reason = unsupported_feature(features, capabilities.model, optional=capabilities.runs_modules)
     return reason or capabilities.size_limit(model)
 
 
-def _unsupported(features: Iterable[Feature], supported: Mapping[str, Container[Any]], optional: bool) -> str | None:
+def unsupported_feature(
+    features: Iterable[Feature], supported: Mapping[str, Container[Any]], optional: bool = False
+) -> str | None:
     """Return a sentence about the first feature that is not supported.
 
     `optional` accepts those that are not listed.

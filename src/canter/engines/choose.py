@@ -7,7 +7,13 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any, Generic, Literal, TypeVar, overload
 
+from torch import Generator
+
+from canter.core.data.rollout import Rollout
+from canter.core.declarations import CompilesRollouts
 from canter.core.registry import UserError
+from canter.core.specs import Env
+from canter.core.struct import Metrics
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Engine, PPOLoss, SACLoss, unsupported_reason
 from canter.engines.native import kernels  # noqa: F401  # enters the kernels of the CPU in the dispatch table
@@ -94,6 +100,16 @@ def choose(loss: Any, model: Any, optimizer: Any, requested: EngineName = "auto"
         raise UserError(f"execution.engine={requested} cannot be used here: {reason}; use auto or autograd")
     definition = AutogradEngine(loss, model, optimizer) if isinstance(loss, PPOLoss) else None
     return Choice(definition, "plain" if requested == "plain" else "autograd", unsupported)
+
+
+def compile_rollout(env: Env, model: ActorCritic, rng: Generator) -> Callable[[Rollout[Any]], Metrics]:
+    """Return a function that fills rollouts of a simulator in JAX by one XLA program, see `canter.engines.xla`."""
+    if not isinstance(env, CompilesRollouts):
+        raise UserError(
+            f"execution.mode=scan is for simulators in JAX without env.finite_horizon, not for {env.spec.env_id}: "
+            "set execution.mode=auto"
+        )
+    return import_module("canter.engines.xla").XlaRollout(env, model, rng)
 
 
 def _device_of(model: ActorCritic | SACModel) -> str:

@@ -96,6 +96,8 @@ class Collector:
         self.reported = EnvMetrics(algorithm.horizon, env.spec.device)
         self._metric_source = env if isinstance(env, MetricSource) else None
         self.steps_before = 0
+        self.fill: Callable[[Rollout[Any]], Metrics] | None = None
+        """Fills a rollout by one program, with the policy in it; None steps the environments."""
         self.threads: int | None = None
         """Threads of a run that chose their number; loading a checkpoint restores its number."""
         self._copy_env_state: Callable[[], Callable[[], Any]] | None = None
@@ -117,7 +119,9 @@ class Collector:
         state = self.state
         reset = self.rollout.reset[0]
         try:
-            for t, writer in enumerate(self.writers):
+            if self.fill is not None:
+                self._fill_at_once(self.fill)
+            for t, writer in enumerate(self.writers if self.fill is None else ()):
                 self.rollout.store_state(t, state, self.algorithm.sequence_length)
                 action, record, state = act(obs, state, reset)
                 self.clock.lap("policy")
@@ -156,6 +160,19 @@ class Collector:
         if step.metrics or self.reported.names:
             self.reported.write(t, step.metrics)
         return obs
+
+    def _fill_at_once(self, fill: Callable[[Rollout[Any]], Metrics]) -> None:
+        """Fill the rollout by one program; an error is attributed to the environment."""
+        try:
+            self.watchdog.begin()
+            metrics = fill(self.rollout)
+        except BaseException as error:
+            if isinstance(error, INTERRUPTS):
+                raise
+            raise failure(error, "step", self.steps_before) from error
+        self.clock.lap("env")
+        for t in range(self.algorithm.horizon if metrics else 0):
+            self.reported.write(t, {name: values[t] for name, values in metrics.items()})
 
     def _check_info(self) -> None:
         """Raise `EnvironmentFailed` if the first rollout had no entry of info that the settings request."""

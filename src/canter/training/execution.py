@@ -95,9 +95,10 @@ def copy_nothing(metrics: Metrics) -> None:
 class ExecutionConfig:
     """How computations run: mode, engine, precision, threads. Results differ by rounding only."""
 
-    mode: Literal["auto", "eager", "graph"] = "auto"
+    mode: Literal["auto", "eager", "graph", "scan"] = "auto"
     """Eager operations, or whole collections and updates replayed as CUDA graphs. "auto" is "graph"
-    on a GPU and "eager" elsewhere."""
+    on a GPU and "eager" elsewhere. "scan" is "auto" with the collection as one XLA program, which
+    holds the policy: for PPO with simulators in JAX."""
     engine: EngineName = "auto"
     """Engine that computes networks and loss. "auto" is the fastest that supports every setting;
     "autograd" is the definition that the others are tested against; "plain" is "autograd" without
@@ -136,6 +137,8 @@ class ExecutionConfig:
     ) -> Programs:
         """Return both halves of an iteration; the second ends with `after_update(metrics)`."""
         on_gpu = collector.env.spec.device.type == "cuda"
+        if self.mode == "scan":
+            collector.fill = algorithm.compile_rollout(collector.env)
         if self.mode == "graph" and not on_gpu:
             logger.warning("execution.mode=graph has no effect on a CPU; it runs eagerly")
         if on_gpu and self.mode != "eager":
@@ -181,6 +184,8 @@ def capture(collector: Collector, algorithm: Algorithm[Any], after_update: Calla
     # Untried for recurrent policies.
     if distributed.world_size() == 1 and not algorithm.reads_reset:
         _compile_kernels(collector, algorithm)
+    if collector.fill is not None:
+        return Programs(collector.collect, lambda rollout: update())
     if isinstance(env, Capturable):
         streams = [*generators, *env.generators()]
         collect = GraphPerStage(algorithm, lambda: Graph(collector.collect, streams, "the collection"))

@@ -29,11 +29,11 @@ from canter.core.data.rollout import Rollout, as_sequences
 from canter.core.dispatch import concurrently, side_stream
 from canter.core.registry import UserError
 from canter.core.seeding import derive_seed
-from canter.core.specs import EnvSpec
+from canter.core.specs import Env, EnvSpec
 from canter.core.struct import Metrics, Obs, State, tree_map
 from canter.engines.autograd import policy_terms
 from canter.engines.base import Coefs, Engine, PPOBatch, PPOLoss, PPORecord
-from canter.engines.choose import Choice, EngineName, choose
+from canter.engines.choose import Choice, EngineName, choose, compile_rollout
 from canter.functional.statistics import explained_variance, moments, normalize
 from canter.nn.actor_critic import ActorCritic, Policy, ValueFunction
 from canter.nn.optimizer import AveragedPolicy, Optimizer, ParameterGroup
@@ -106,11 +106,10 @@ class PPO(Algorithm[PPORecord]):
     def _build_losses(self) -> dict[str, PPOLoss]:
         """Build the loss of each phase: one for everything, or one each for policy and critic."""
         loss = self.config.build_loss(self.distribution, self.spec.device)
-        # Only the autograd engine can follow the terms of a subclass.
-        overridden = type(self).policy_terms is not PPO.policy_terms
         complete = replace(
             loss,
-            policy_terms=self.policy_terms if overridden else None,
+            # Only the autograd engine can follow the terms of a subclass.
+            policy_terms=self.policy_terms if type(self).policy_terms is not PPO.policy_terms else None,
             augment=self.extensions.augments(),
             terms=self.extensions.terms(),
         )
@@ -191,6 +190,11 @@ class PPO(Algorithm[PPORecord]):
         """Sample actions: within bounds for the environment, as sampled for the record."""
         for_env, action, params, state = self.engine.act(obs, state, reset, self.policy_rng)
         return for_env, PPORecord(action, params), state
+
+    def compile_rollout(self, env: Env) -> Callable[[Rollout[PPORecord]], Metrics]:
+        """Return a function that fills whole rollouts of a simulator in JAX by one XLA program."""
+        unchanged = type(self).act is PPO.act
+        return compile_rollout(env, self.model, self.policy_rng) if unchanged else super().compile_rollout(env)
 
     def update(self, rollout: Rollout[PPORecord]) -> Metrics:
         """Improve policy and critic on one rollout and return the metrics."""

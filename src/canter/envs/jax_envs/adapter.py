@@ -122,7 +122,33 @@ class JaxEnv:
         # The action must live until the results are imported: then torch's stream waits for their reader.
         action = action.detach().contiguous()
         self._state, outcome = self._step(self._state, jax.dlpack.from_dlpack(action))
-        means = torch.from_dlpack(outcome.metrics).unbind() if self._metrics else ()
+        return self._to_step(outcome)
+
+    def compile_rollout(self, act: Callable[..., Any]) -> Callable[..., tuple[tuple[Tensor, ...], Step]]:
+        """Return a function of weights, observations and noise `[T, N, ...]` that steps T times in one XLA program."""
+
+        def scan(state: Any, obs: Any, weights: Any, noise: Any) -> Any:
+            def one(carry: Any, noise: Any) -> Any:
+                action, record = act(weights, carry[1], noise)
+                state, outcome = self._step_batch(carry[0], action)
+                return (state, outcome.obs), (record, outcome)
+
+            (state, _), results = jax.lax.scan(one, (state, obs), noise)
+            return state, results
+
+        program = jax.jit(scan)
+
+        def run(weights: list[Tensor], obs: Obs, noise: Tensor) -> tuple[tuple[Tensor, ...], Step]:
+            groups = {name: jax.dlpack.from_dlpack(group) for name, group in obs.items()}
+            arrays = [jax.dlpack.from_dlpack(tensor) for tensor in weights]
+            self._state, (record, outcome) = program(self._state, groups, arrays, jax.dlpack.from_dlpack(noise))
+            return tuple(torch.from_dlpack(array) for array in record), self._to_step(outcome)
+
+        return run
+
+    def _to_step(self, outcome: Outcome) -> Step:
+        """Return the tensors of one step, or of T with a leading axis."""
+        means = torch.from_dlpack(outcome.metrics).unbind(-1) if self._metrics else ()
         return Step(
             obs=_to_tensors(outcome.obs),
             reward=torch.from_dlpack(outcome.reward),
