@@ -128,8 +128,11 @@ def judge_fit(jobs: list[Job], folders: list[Path]) -> None:
     print(json.dumps(summary_of(table), indent=1))
 
 
-def judge_report(jobs: list[Job], folders: list[Path]) -> None:
-    """Print what was found in the reported runs and the table of docs/doctor.md, and write results.json."""
+def judge_report(jobs: list[Job], folders: list[Path], *, some: bool = False) -> None:
+    """Print what was found in the reported runs and the table of docs/doctor.md, and write results.json.
+
+    With `some`, these are runs of some faults that were trained again after a change of their rules.
+    """
     jobs = [job for job in jobs if job.fault != "preset" or (job.task in REPORT_PRESETS and job.seed in REPORT_SEEDS)]
     table = Table(jobs, folders)
     show_runs(table)
@@ -147,7 +150,8 @@ def judge_report(jobs: list[Job], folders: list[Path]) -> None:
         for (_, task), runs in table.runs.items()
         for job, outcome, diagnosis in runs
     }
-    write_results(summary=summary, runs=runs)
+    sections = {"summary": summary, "runs": runs}
+    write_results(**{"again": sections} if some else sections)
     print(markdown(table, repairs))
 
 

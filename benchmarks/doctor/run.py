@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--limit-minutes", type=float, default=600.0)
     parser.add_argument("--tasks", nargs="+", help="train only these tasks or presets")
-    parser.add_argument("--only", nargs="+", help="train only these faults")
+    parser.add_argument("--only", nargs="+", help="train only these faults, or judge them apart from the others")
     arguments = parser.parse_args()
     arguments.what = arguments.what or list(STAGES)
     if unknown := set(arguments.what) - set(STAGES):
@@ -172,9 +172,13 @@ def main() -> None:
         store(folders, partial(jobs_of, folders=folders))
     else:
         for stage in arguments.what:
-            if stage in ("fit", "report"):
-                jobs = [*jobs_of(stage, folders), *jobs_of("presets", folders)]
-                {"fit": judge_fit, "report": judge_report}[stage](jobs, folders)
+            jobs = [*jobs_of(stage, folders), *jobs_of("presets", folders)]
+            if stage == "fit":
+                judge_fit(jobs, folders)
+            elif stage == "report" and arguments.only:
+                judge_report([job for job in jobs if job.fault in arguments.only], folders, some=True)
+            elif stage == "report":
+                judge_report(jobs, folders)
             elif stage == "whole":
                 judge_whole(list(jobs_of("whole", folders)), folders)
 
