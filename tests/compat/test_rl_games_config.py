@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from theirs import REMOVED, RL_GAMES, crashes, rl_games, silent
+from theirs import REMOVED, RL_GAMES, changed, crashes, rl_games, silent
 
 from canter.app.cli import main
 from canter.app.tuning.exploit import PbtConfig, imported_pbt
@@ -50,6 +50,21 @@ def test_every_key_has_one_verdict(parity):
     entries = import_config(RL_GAMES, parity=parity).report.entries
     keys = [entry.key for entry in entries if entry.key]
     assert sorted(keys) == sorted(leaves(RL_GAMES))
+    assert {entry.status for entry in entries if not entry.key} <= {"changed"}, "what no key controls is a difference"
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["config.device", "config.reward_shaper.min_val", "network.space.continuous.learn_sigma", "network.cnn", "env"],
+)
+@pytest.mark.parametrize("empty", [None, "None", {}])
+def test_a_known_key_may_be_empty_and_an_unknown_one_may_not(key, empty):
+    report = import_config(changed(RL_GAMES, {f"params.{key}": empty})).report
+    (entry,) = [entry for entry in report.entries if entry.key == f"params.{key}"]
+    assert entry.status == "mapped" and entry.to == "nothing, as it is empty"
+    if empty != {}:
+        with pytest.raises(ImportRefused, match=rf"params\.{key}_: unknown|params\.{key}_=None|params\.{key}_='None'"):
+            import_config(changed(RL_GAMES, {f"params.{key}_": empty}))
 
 
 def test_the_imported_run_trains():

@@ -1,5 +1,6 @@
 """What scripts do with RSL-RL's runner besides training: logs, services, curiosity, ignored keys and older names."""
 
+import signal
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from canter.compat import drop_in
 from canter.compat.pickled_file import read_pickled
 from canter.compat.rsl_rl import OnPolicyRunner
 from canter.core.plain import ConfigError
-from canter.training.guard import RunFailed
+from canter.training.guard import RunFailed, RunStopped
 
 
 def test_an_iteration_prints_rsl_rls_block_and_a_subclass_may_log(tmp_path, capsys):
@@ -213,6 +214,23 @@ def test_the_state_before_a_failure_is_saved_and_named(tmp_path):
     assert again.current_learning_iteration == 1
     with pytest.raises(RunFailed, match=r"Nothing was saved, as there is no log_dir"):
         OnPolicyRunner(FailsLate(), settings(), device="cpu").learn(5)
+
+
+def test_a_run_that_is_stopped_saves_its_state_and_names_the_file(tmp_path):
+    class Stops(Robots):
+        steps = 0
+
+        def step(self, action):
+            self.steps += 1
+            if self.steps == 20:
+                signal.raise_signal(signal.SIGINT)
+            return super().step(action)
+
+    runner = OnPolicyRunner(Stops(), settings(save_interval=50), log_dir=str(tmp_path), device="cpu")
+    with pytest.raises(RunStopped) as stopped:
+        runner.learn(5)
+    assert stopped.value.__notes__ == [f"The newest state is in {tmp_path / 'model_2.pt'}"]
+    assert read_pickled(tmp_path / "model_2.pt")["iter"] == 2
 
 
 def test_a_run_that_is_killed_while_it_saves_keeps_the_file_before(tmp_path, monkeypatch):

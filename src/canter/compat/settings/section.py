@@ -366,7 +366,8 @@ class Section:
 
     def no_effect(self, keys: str, why: str) -> None:
         """Report keys that the source library does not read."""
-        self.report(keys, "no_effect", why=why)
+        if keys:
+            self.report(keys, "no_effect", why=why)
 
     def refuse(self, keys: str, why: str) -> None:
         """Report keys that nothing here can honour."""
