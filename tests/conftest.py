@@ -1,4 +1,7 @@
-"""Fixtures that all tests share. Its place also lets tests of every folder import the modules next to it."""
+"""Fixtures that all tests share. Its place also lets tests of every folder import the modules next to it.
+
+The process that hands out the tests reads this file too, and runs none: torch is imported in fixtures, not here.
+"""
 
 import atexit
 import gc
@@ -10,13 +13,7 @@ import tempfile
 from importlib import import_module
 from typing import NamedTuple
 
-import gymnasium
 import pytest
-import torch
-
-from canter.app.cli import main
-from canter.core.registry import registries
-from canter.envs import imports
 
 # Runs that may import something are signed with a secret of the user's, which tests have no business with.
 os.environ["XDG_STATE_HOME"] = tempfile.mkdtemp(prefix="canter-tests-")
@@ -28,16 +25,25 @@ os.environ["XDG_CACHE_HOME"] = os.environ["XDG_STATE_HOME"]
 # looked at, so that a wrong one still is an error.
 os.fsync = os.fstat
 
-# Networks this small only lose by sharing the work, most of all where several tests run at once.
-torch.set_num_threads(1)
-
 LEFT_OUT = pytest.StashKey[int]()
 """Number of tests that the selection by marks leaves out."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Let torch use one thread: networks this small only lose by sharing the work, most of all beside other tests."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def restored_process(monkeypatch):
     """Restore what commands and runs change of the process: permissions, threads, signals and search path."""
+    import torch
+
+    from canter.envs import imports
+
     monkeypatch.setattr(imports, "_allowed", imports.allowed_imports())
     monkeypatch.setattr(imports, "_factories", {})
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -59,6 +65,10 @@ def empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def restored_registries(monkeypatch):
     """Undo the registrations of a test that imports its module `my_parts`."""
+    import gymnasium
+
+    from canter.core.registry import registries
+
     import_module("canter.app.api")  # makes all registries
     before = dict(gymnasium.registry)
     for registry in registries.values():
@@ -82,6 +92,8 @@ def run_canter(capsys):
     """Return a function that runs a command in this process, where torch is loaded already."""
 
     def run(*arguments):
+        from canter.app.cli import main
+
         capsys.readouterr()
         code = 0
         try:
@@ -93,15 +105,15 @@ def run_canter(capsys):
     return run
 
 
+@pytest.hookimpl(wrapper=True)
 def pytest_collection(session):
-    """Search for no garbage while modules are imported and tests are listed: all of these objects stay."""
+    """Leave imported modules and listed tests out of garbage collections, now and later: these objects stay."""
     gc.disable()
-
-
-def pytest_collection_finish(session):
-    """Leave these objects out of later searches, which took a seventh of the time."""
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_deselected(items):
