@@ -188,7 +188,7 @@ class Ball:
             self.episode_length_buf[rows] = 0
 
     def step(self, actions):
-        self.ball.control_dofs_force(100 * actions, [0])
+        self.ball.control_dofs_force(1000 * actions, [0])
         self.scene.step()
         self.episode_length_buf += 1
         obs = self.get_observations()
