@@ -55,7 +55,13 @@ def test_every_key_has_one_verdict(parity):
 
 @pytest.mark.parametrize(
     "key",
-    ["config.device", "config.reward_shaper.min_val", "network.space.continuous.learn_sigma", "network.cnn", "network.rnn"],
+    [
+        "config.device",
+        "config.reward_shaper.min_val",
+        "network.space.continuous.learn_sigma",
+        "network.cnn",
+        "network.rnn",
+    ],
 )
 @pytest.mark.parametrize("empty", [None, "None", {}])
 def test_a_known_key_may_be_empty_and_an_unknown_one_may_not(key, empty):
