@@ -94,6 +94,15 @@ def test_episodes_of_a_training_begin_at_random_ages():
     assert env.env.env.seeds == [0, 0] and env.env.step_dt == 0.05
 
 
+def test_a_reset_leaves_torchs_generator_and_other_gpus_alone(monkeypatch):
+    env = make()
+    before = torch.get_rng_state()
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 99)  # an error if the state of all is read
+    monkeypatch.setattr(torch.random, "_fork_rng_warned_already", True)
+    env.reset(1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 class Material:
     """Takes the place of a material where nothing can draw it."""
 

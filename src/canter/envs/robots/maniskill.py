@@ -97,7 +97,8 @@ class ManiSkillTask:
             self.extras["log"] = {name: flag[env_ids].float().mean() for name, flag in flags.items()}
         if seed is not None:
             self._random = np.random.default_rng(seed)
-        with torch.random.fork_rng():  # without a seed, new episodes are drawn from torch's own generator
+        own = [self.device] if torch.device(self.device).type == "cuda" else []
+        with torch.random.fork_rng(own):  # without a seed, new episodes are drawn from torch's own generator
             torch.manual_seed(int(self._random.integers(2**31)))
             obs, _ = self.env.reset(seed=seed, options={} if env_ids is None else {"env_idx": env_ids})
         return _to_groups(obs), self.extras
