@@ -121,7 +121,6 @@ class GymnasiumEnv:
         self._mask_in_info = self._reader.add_mask(self._first_infos)
         if not self._mask_in_info:
             self._stepper.info_keys = keys
-        self._infos = InfoMeans()
         self._logs_rows = log_info and not isinstance(self._stepper, SyncStepper)  # that one adds infos itself
         self.spec = EnvSpec(
             obs=self._reader.specs,
@@ -160,6 +159,7 @@ class GymnasiumEnv:
         self._terminated, self._truncated, self._valid = self._flags
         self._info = {key: column.numpy() for key, column in self._step.info.items()}
         self._absent = set(info_keys)
+        self._infos = InfoMeans()
         self._timed = np.ones(num_envs, dtype=bool)
         """Rows of the last step that have a duration."""
         self._pending = np.zeros(num_envs, dtype=bool)
