@@ -133,7 +133,7 @@ def failure(error: BaseException, call: str, step: int | None, before: int = 0) 
 
 
 def to_env_failed(error: BaseException, call: str) -> EnvFailed:
-    """Return an error of a call in another process as one that pickles, with its number and traceback."""
+    """Return an error of a call in another process as one that can be sent, with its number and traceback."""
     text = text_of(error) if isinstance(error, ContractBroken) else f"{call}() raised {format_error(error)}"
     return EnvFailed(text, env_number(error), traceback.format_exc())
 

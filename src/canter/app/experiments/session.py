@@ -135,14 +135,15 @@ class TrainingResult:
         return self.policy.predict(obs, state, deterministic)
 
 
-def announcement(config: TrainConfig, source: str) -> str:
-    """Return the first line of a run: algorithm, environment, settings, budget and seed."""
+def announcement(config: TrainConfig, source: str, note: str = "") -> str:
+    """Return the first line of a run: algorithm, environment, settings, budget and seed; then a note, if any."""
     ends = [] if config.total_steps is None else [f"{config.total_steps:,} steps"]
     ends += [f"until.{key}={end:g}" for key, end in vars(config.until).items() if end is not None]
-    return (
+    line = (
         f"Training {title_of(config.algorithm)} on {config.env.id} with {source}: "
         f"{' or '.join(ends)} in {format_count(config.env.num_envs, 'environment')}, seed {config.seed}"
     )
+    return f"{line}\n{note}" if note else line
 
 
 def run_experiment(
@@ -173,10 +174,9 @@ def run_experiment(
         notify(f"Settings, metrics, checkpoints and policies go to {path}")
     with removed_if_empty(path), open_env(config, env) as env:
         begin = None if init_from is None else init_from.load
-        trainer = Trainer(
+        with Trainer(
             config, on_iteration, env=env, folder=folder, begin=begin, callbacks=callbacks, writers=writers
-        )
-        with trainer:
+        ) as trainer:
             if resumed:
                 notify(note_start(trainer.progress))
             if init_from is not None:

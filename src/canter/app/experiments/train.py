@@ -80,7 +80,7 @@ def train(
     notify = str if quiet else print
     check_machine(plan.config)
     check_name(run_dir, name)
-    notify("\n".join(filter(None, (announcement(plan.config, plan.source), plan.note))))
+    notify(announcement(plan.config, plan.source, plan.note))
     with environment_for(plan.config, quiet=quiet) if plan.env is None else nullcontext(plan.env) as built:
         run = new_run(run_dir, name, plan.config) if folder is True else folder or None
         if isinstance(run, RunFolder):

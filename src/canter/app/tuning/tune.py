@@ -65,14 +65,13 @@ def tune(
         canter.tune("CartPole-v1", trials=40, space={"algorithm.gamma": "0.9..0.999:log1m"})
         canter.tune("tensor:quadrotor", pbt={"members": 8, "rule": "threshold"})
 
-    `task` is the id of an environment, or the folder, or its name in `run_dir`, of a search or population
-    to continue with the same decisions, so no other settings may be given; only a search goes on up to
-    new `trials` or a new `budget` in seconds. `space` has
-    ranges by setting, `(A, B, C)` or text as in the module `canter.app.tuning.space`; by default
-    those of the algorithm. `config`, `preset` and further settings are the base, as for
-    `canter.train`. `population` trials at a time train side by side in one program, on tensor
-    environments. `pbt` trains a population instead of a search, with these settings of
-    `canter.app.tuning.exploit.PbtConfig`. The other arguments are those of `TuneConfig`.
+    `task` is the id of an environment. Or it is the folder of a search or population, or its name in
+    `run_dir`, to continue with the same decisions; then only a search takes new `trials` or a new
+    `budget` in seconds. `space` has ranges by setting, `(A, B, C)` or text as in the module
+    `canter.app.tuning.space`; by default those of the algorithm. `config`, `preset` and further
+    settings are the base, as for `canter.train`. `population` trials at a time train side by side in
+    one program, on tensor environments. `pbt` trains a population instead of a search, with these
+    settings of `canter.app.tuning.exploit.PbtConfig`. The other arguments are those of `TuneConfig`.
     """
     refuse_while_importing("canter.tune")
     named = {"objective": objective, "seeds": seeds, "finalists": finalists, "final_seeds": final_seeds}
