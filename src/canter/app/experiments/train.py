@@ -66,9 +66,8 @@ def train(
     `on_iteration(report, policy, trainer)` is called with every row of the log: a dict of numbers
     that it returns is added to the row, and `canter.STOP` or False ends the run. `callbacks` follow
     more of it. `writers` receive the rows, and with `log` tensorboard or wandb. `console="quiet"`
-    prints nothing. `folder=False` saves nothing; otherwise the run is saved in `run_dir/name` or in
-    the given `RunFolder`, where an interrupted run resumes. `init_from` has initial weights. Ctrl-C
-    stops after the iteration, saves the run and raises `RunStopped`.
+    prints nothing. `folder=False` saves nothing; else the run is saved, and resumes, in `run_dir/name`
+    or the given `RunFolder`. `init_from` has initial weights. Ctrl-C saves and raises `RunStopped`.
     """
     refuse_while_importing("canter.train")
     _check_arguments(on_iteration, console, log, folder, final_evaluation)
