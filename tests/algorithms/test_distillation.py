@@ -307,4 +307,4 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
         assert message in capsys.readouterr().err
     with pytest.raises(SystemExit, match="0"):
         main(["distill", "--help"])
-    assert "canter distill TEACHER ENV" in capsys.readouterr().out
+    assert "canter distill [TEACHER] [ENV]" in capsys.readouterr().out

@@ -97,8 +97,8 @@ class ExecutionConfig:
 
     mode: Literal["auto", "eager", "graph", "scan"] = "auto"
     """Eager operations, or whole collections and updates replayed as CUDA graphs. "auto" is "graph"
-    on a GPU and "eager" elsewhere. "scan" is "auto" with the collection as one XLA program, which
-    holds the policy: for PPO with simulators in JAX."""
+    on a GPU and "eager" elsewhere. "scan" is "auto" with the collection as one XLA program that
+    contains the policy, for simulators in JAX."""
     engine: EngineName = "auto"
     """Engine that computes networks and loss. "auto" is the fastest that supports every setting;
     "autograd" is the definition that the others are tested against; "plain" is "autograd" without

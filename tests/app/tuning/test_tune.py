@@ -13,7 +13,6 @@ import pytest
 import canter
 from canter.app.tuning.tune import open_plan
 from canter.config.files import read_config
-from canter.core.registry import UserError
 from canter.core.storage.checkpoint import load_checkpoint
 from canter.core.storage.lock import is_locked
 from canter.runs.metrics import METRICS, read_last_row
@@ -59,13 +58,6 @@ def test_a_search_that_is_killed_again_and_again_has_the_same_trials_and_scores(
     assert results(again) == results(expected)
     best = [read_config(path / "best.yaml").plain for path in (folder, expected.folder)]
     assert best[0] == best[1]
-
-
-@pytest.mark.parametrize("given", [{"objective": "auc"}, {"seed": 3}, {"pbt": {"members": 4}}, {"name": "other"}])
-def test_a_search_that_continues_refuses_what_it_would_ignore(given, tmp_path):
-    (tmp_path / "tune.json").write_text("{}")
-    with pytest.raises(UserError, match=f"{next(iter(given))} cannot change .* only trials and budget can"):
-        canter.tune(tmp_path, **given)
 
 
 @pytest.mark.long
