@@ -147,6 +147,26 @@ def test_a_return_that_cannot_rise_yet_is_not_taken_for_small_updates_or_a_small
     assert "reward_scale" not in rules_of(learning, tiny)
 
 
+@pytest.mark.parametrize("learning", [{"self_play.pool_size": 4}, {"algorithm.extensions": [{"kind": "rnd"}]}])
+def test_a_return_that_cannot_rise_yet_shows_neither_large_updates_nor_that_nothing_is_learned(learning):
+    flat = rows_of(lambda i: 10.0 + i % 2, **{"policy/kl": 0.1, "policy/clip_fraction": 0.5})
+    assert rules_of({}, flat) == ["large_updates"]
+    assert rules_of(learning, flat) == []
+    for row in flat:
+        row |= {"policy/kl": 0.01, "policy/clip_fraction": 0.1}
+    assert rules_of({}, flat) == ["nothing_learned"]
+    assert rules_of(learning, flat) == []
+
+
+@pytest.mark.parametrize("best, rules", [(11.0, ["no_effect"]), (200.0, [])])
+def test_actions_have_an_effect_if_the_return_ever_rose_far(best, rules):
+    returns = rows_of(
+        lambda i: best if i < 15 else 10.0, **{"doctor/action_effect": 0.9, "policy/kl": 0.01, "policy/std": 0.5}
+    )
+    returns[0] |= {"return": 10.0, "rollout_return": 10.0}
+    assert [rule for rule in rules_of({}, returns) if rule == "no_effect"] == rules
+
+
 def test_clipped_ratios_are_no_finding_while_the_return_rises():
     clipped = {"policy/kl": 0.04, "policy/clip_fraction": 0.5}
     assert rules_of({}, rows_of(rises, **clipped)) == []

@@ -248,6 +248,11 @@ class Signals:
         returns = self.known("return")
         return self.solved or (self.current_gain >= LEARNED and returns[-1] >= 0.5 * (returns.max() + returns[0]))
 
+    @property
+    def has_learned(self) -> bool:
+        """True if the return was ever far better than the untrained policy's."""
+        return self.gain(float(self.known("return").max(initial=-math.inf))) >= LEARNED
+
     @cached_property
     def learns(self) -> bool:
         """True if learned, or the return has risen in the last rows: `return` is late where episodes are few."""

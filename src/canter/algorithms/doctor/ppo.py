@@ -61,7 +61,7 @@ def acting_differs(signals: Signals) -> Finding | None:
     )
 
 
-@PPO_RULES.rule("environment", "Actions have no effect", unless=("learned",))
+@PPO_RULES.rule("environment", "Actions have no effect", unless=("solved", "has_learned"))
 def no_effect(signals: Signals) -> Finding | None:
     """Exploration noise changes neither the next observation nor the reward."""
     effect = signals.known("doctor/action_effect")
@@ -114,7 +114,7 @@ def large_updates(signals: Signals) -> Finding | None:
     clipped = _sustained(signals, "policy/clip_fraction", rows)
     epochs = signals.number("algorithm.epochs")
     limit = signals.number("algorithm.clip_ratio")
-    harmful = limit >= WIDE_CLIP or not signals.rising
+    harmful = limit >= WIDE_CLIP or not (signals.rising or signals.return_misleads)
     many = epochs >= MANY_EPOCHS and clipped is not None and clipped[0] > LARGE_CLIP / 3
     largest = signals.known("policy/kl").max(initial=0.0)
     measure = f"By the median of {UPDATES} updates"

@@ -209,7 +209,7 @@ def fell(signals: Signals) -> Finding | None:
     )
 
 
-@TASK_RULES.rule("symptoms", "Nothing is learned", after=NOTHING, unless=("solved", "self_play"))
+@TASK_RULES.rule("symptoms", "Nothing is learned", after=NOTHING, unless=("solved", "return_misleads"))
 def nothing_learned(signals: Signals) -> Finding | None:
     """The return is still that of the untrained policy, and no rule tells why."""
     if signals.start is None:
