@@ -148,13 +148,17 @@ def test_a_return_that_cannot_rise_yet_is_not_taken_for_small_updates_or_a_small
 
 
 @pytest.mark.parametrize("learning", [{"self_play.pool_size": 4}, {"algorithm.extensions": [{"kind": "rnd"}]}])
-def test_a_return_that_cannot_rise_yet_shows_neither_large_updates_nor_that_nothing_is_learned(learning):
+def test_a_return_that_cannot_rise_yet_says_nothing_about_updates_and_exploration(learning):
     flat = rows_of(lambda i: 10.0 + i % 2, **{"policy/kl": 0.1, "policy/clip_fraction": 0.5})
     assert rules_of({}, flat) == ["large_updates"]
     assert rules_of(learning, flat) == []
     for row in flat:
         row |= {"policy/kl": 0.01, "policy/clip_fraction": 0.1}
     assert rules_of({}, flat) == ["nothing_learned"]
+    assert rules_of(learning, flat) == []
+    for i, row in enumerate(flat):
+        row["policy/entropy"] = 0.6 if i < 5 else 0.01
+    assert rules_of({}, flat) == ["nothing_learned", "collapse"]
     assert rules_of(learning, flat) == []
 
 

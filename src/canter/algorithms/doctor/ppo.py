@@ -313,7 +313,7 @@ def blind_critic(signals: Signals) -> Finding | None:
     )
 
 
-@PPO_RULES.rule("symptoms", "Exploration has ended early", unless=("learned",))
+@PPO_RULES.rule("symptoms", "Exploration has ended early", unless=("learned", "return_misleads"))
 def collapse(signals: Signals) -> Finding | None:
     """The policy is nearly deterministic early, and has learned little."""
     value = _exploration(signals)
