@@ -290,6 +290,11 @@ def test_a_refused_key_may_be_left_out_by_the_caller():
     assert "left out by --without" in entry(imported, "config.gama").why
 
 
+def test_a_key_to_leave_out_must_be_in_the_file():
+    with pytest.raises(ConfigError, match=r"--without params.config.gama: .* no such key, did you mean .*config.gamma"):
+        import_config(rl_games(), without=("params.config.gama",))
+
+
 def test_errors_name_the_file_and_the_line(tmp_path):
     file = tmp_path / "theirs.yaml"
     file.write_text("params:\n  algo: {name: a2c_discrete}\n  model: {name: discrete_a2c}\n  config:\n    gamma: x\n")

@@ -198,6 +198,7 @@ def import_config(
     twice: list[str] = []
     name, tree, lines = read_source(source, given or {}, twice)
     run = Import(tree, ImportReport(name, "", parity), lines, tuple(without), env, num_envs, agents)
+    run.check_left_out()
     generation = generation_of(tree)
     population = None
     if is_rl_games(tree):

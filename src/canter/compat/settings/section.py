@@ -174,6 +174,13 @@ class Import:
         """Return True for keys that the caller leaves out."""
         return any(key == name or key.startswith(f"{name}.") for name in self.without)
 
+    def check_left_out(self) -> None:
+        """Raise ConfigError for a key to leave out that the source does not have."""
+        leaves = [leaf for leaf, _ in _leaves(self.tree, "")]
+        for name in self.without:
+            if not any(f"{leaf}.".startswith(f"{name}.") for leaf in leaves):
+                raise ConfigError(f"--without {name}: {self.report.source} has no such key, {nearest(name, leaves)}")
+
     def finish_report(self) -> None:
         """Report the other keys.
 
