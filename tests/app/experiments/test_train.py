@@ -81,6 +81,8 @@ def test_a_wrong_object_is_named_with_what_is_expected():
         TypeError, match=r"3 \(int\) is not a task to train on: expected an environment id, a Gymnasium"
     ):
         canter.train(3)
+    with pytest.raises(TypeError, match="preset='CartPole' has no effect on a config"):
+        canter.train(config=canter.TrainConfig(), preset="CartPole")
     with pytest.raises(TypeError, match="two environments"):
         canter.train("CartPole-v1", env=Walk)
 

@@ -113,6 +113,8 @@ def plan_run(task: Any, env: Any, config: TrainConfig | None, preset: str | None
             raise TypeError("two configs: pass one")
         config = task
         task = None
+    if config is not None and preset is not None:
+        raise TypeError(f"preset={preset!r} has no effect on a config, which has every setting: pass one of them")
     if isinstance(env, Mapping):
         settings["env"] = dict(env)
     elif env is not None:
