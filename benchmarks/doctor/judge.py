@@ -137,7 +137,7 @@ def judge_report(jobs: list[Job], folders: list[Path], *, some: bool = False) ->
     table = Table(jobs, folders)
     show_runs(table)
     repairs = repairs_of(table, folders)
-    summary = summary_of(table) | repair_summary(table, repairs)
+    summary = summary_of(table) | ({} if some else repair_summary(table, repairs))
     print(json.dumps(summary, indent=1))
     runs = {
         f"{job.fault} | {job.task} | {job.seed}": {
