@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 
-CODE_LINES = 38_300
+CODE_LINES = 38_320
 """Code lines of `src/canter`, without docstrings, comments and blanks."""
 PYTHON_FILES = 293
 """Python files of `src/canter`."""
