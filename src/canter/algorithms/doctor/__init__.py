@@ -1,1 +1,1 @@
-"""What is wrong with a run: signals, rules that read them, and their findings."""
+"""Diagnosis of a run: signals, rules that read them, and their findings."""

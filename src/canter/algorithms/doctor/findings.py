@@ -54,11 +54,11 @@ class Finding:
     change: Mapping[str, Any] = field(default_factory=dict)
     """Settings to change, by dotted key; empty if no setting helps."""
     advice: str = ""
-    """What to do if no setting helps."""
+    """Advice if no setting helps."""
     rule: str = ""
     """Name of the rule, and of its section in docs/doctor.md; set by the rule."""
     title: str = ""
-    """By default that of the rule."""
+    """Headline; by default the title of the rule."""
 
     def __str__(self) -> str:
         shown = "; ".join(str(evidence) for evidence in self.evidence)

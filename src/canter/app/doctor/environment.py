@@ -134,7 +134,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class EnvDiagnosis:
-    """What policies that learn nothing earn, and at most three findings; none if all is well."""
+    """Returns of policies that learn nothing, and at most three findings; none if all is well."""
 
     env_id: str
     baselines: list[Baseline]

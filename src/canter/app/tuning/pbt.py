@@ -205,7 +205,7 @@ class Population(TunePlan):
 
     @property
     def title(self) -> str:
-        """What the population does, in words."""
+        """Description of the population in words."""
         return f"Training {self.pbt.members} members on {self.config.env.id}"
 
     def progress(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What searches and populations share: plans whose runs vary some settings."""
+"""The base of searches and populations: plans whose runs vary some settings."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ class TunePlan(Plan):
     @property
     @abstractmethod
     def title(self) -> str:
-        """What the plan does, in words."""
+        """Description of the plan in words."""
 
     @abstractmethod
     def finish(self) -> TuneResult:

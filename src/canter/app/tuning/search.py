@@ -34,7 +34,7 @@ RETURN_IN = "return-in:"
 GENERATION = 12
 """Trials that are sampled and halved together."""
 KEPT = 3
-"""One of so many trials of a generation goes on to the next rung."""
+"""Trials of a generation for each one that goes on to the next rung."""
 RUNGS = (1 / 9, 1 / 3, 1.0)
 """Shares of the steps after which trials of a generation are compared."""
 FRESH = 1000
@@ -318,7 +318,7 @@ class Search(TunePlan):
 
     @property
     def title(self) -> str:
-        """What the search does, in words."""
+        """Description of the search in words."""
         together = f", {self.tune.population} trials side by side in a run" if self.tune.population else ""
         return f"Searching {self.config.env.id}{together}"
 

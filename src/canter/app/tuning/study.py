@@ -80,7 +80,7 @@ class Study:
         )
         self.study_id = self.storage.get_study_id_from_name(name)
         self.notes: dict[str, Any] = {}
-        """What was recorded, by name."""
+        """Records by name."""
         self.trials: list[dict[str, str]] = []
         """Settings of all trials, as texts by key."""
         self.refresh()

@@ -40,7 +40,7 @@ class Policy:
     """Numbers of values of the discrete actions of one step; () for a Gaussian."""
     squashed: bool = False
     log_volume: float = 0.0
-    """That of the box of squashed actions."""
+    """Logarithm of the volume of the box of squashed actions."""
 
     @property
     def constants(self) -> dict[str, Any]:
