@@ -35,6 +35,7 @@ class MemberStreams:
     """
 
     def __init__(self, device: torch.device, seeds: Sequence[int], origin: int = 0) -> None:
+        self.device = device
         self.distances = [seed - origin for seed in seeds]
         self.generators = [torch.Generator(device).manual_seed(seed) for seed in seeds]
         self.ahead = 1

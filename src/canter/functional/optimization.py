@@ -17,6 +17,7 @@ from torch import Tensor
 
 from canter.core import distributed
 from canter.core.dispatch import has_kernels
+from canter.core.seeding import MemberStreams
 from canter.core.struct import tree_map
 
 Tree = TypeVar("Tree")
@@ -25,8 +26,10 @@ Shuffle = Literal["epoch", "rollout", "none"]
 
 
 @has_kernels
-def permutation(count: int, generator: torch.Generator) -> Tensor:
-    """Return a random permutation `[count]`, int64 on the generator's device."""
+def permutation(count: int, generator: torch.Generator | MemberStreams) -> Tensor:
+    """Return a random permutation `[count]`, or one for each member `[P, count]`, int64 on the generator's device."""
+    if isinstance(generator, MemberStreams):
+        return torch.stack([permutation(count, own) for own in generator.generators])
     return torch.randperm(count, generator=generator, device=generator.device)
 
 
@@ -34,11 +37,11 @@ def epoch_orders(
     shuffle: Shuffle,
     sequences: int,
     num_envs: int,
-    generator: torch.Generator,
+    generator: torch.Generator | MemberStreams,
     num_minibatches: int = 1,
     blocks: int | None = None,
 ) -> Iterator[Tensor]:
-    """Yield the order `[S]` of each epoch, endlessly.
+    """Yield the order `[S]` of each epoch, or random ones `[P, S]` of the members of a population, endlessly.
 
     "none" goes environment by environment, each in chronological order. Sequence number `c * N + n`
     is chunk c of environment n (`canter.core.data.rollout.as_sequences`). The environments of all

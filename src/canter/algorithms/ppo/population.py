@@ -10,9 +10,8 @@ P members, N environments of each, T steps, S = T * N samples of a member, B in 
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,7 +34,6 @@ from canter.core.struct import Metrics, Obs, State, tree_copy_, tree_leaves, tre
 from canter.engines.autograd import AutogradEngine
 from canter.engines.base import Coefs, PPOBatch, PPORecord, UpdateResult, Valued
 from canter.envs.tensor import TensorEnv
-from canter.functional.optimization import take_sequences
 from canter.nn.actor_critic import Policy
 from canter.nn.optimizer import MemberOptimizer, MemberSchedules
 
@@ -62,20 +60,14 @@ class MemberModules(nn.Module):
         return function(*args)
 
 
-@dataclass
 class MemberPhase(Phase[PPOBatch]):
     """A phase over the samples of all members, `[P, 1, S, ...]`, each in its own order."""
 
-    generators: Sequence[torch.Generator] = field(default_factory=list)
-
     def _epoch_orders(self, batch: PPOBatch) -> Iterator[Tensor]:
         """Yield the orders `[P, S]` of each epoch."""
-        member = batch[0]
-        own = [copy.copy(self) for _ in self.generators]
-        for phase, generator in zip(own, self.generators, strict=True):
-            phase.generator = generator
-        for orders in zip(*(Phase._epoch_orders(phase, member) for phase in own), strict=True):
-            yield torch.stack(orders)
+        members = len(tree_leaves(batch)[0])
+        for order in super()._epoch_orders(batch[0]):
+            yield order.expand(members, -1)
 
     def _minibatches(self, order: Tensor) -> Tensor:
         """Return the samples of each minibatch, `[M, P, B]`."""
@@ -131,15 +123,15 @@ class PopulationPPO(Algorithm[PPORecord]):
         self.latest: dict[str, Tensor] = {}
         """Metrics `[P]` of the last update."""
         source: Any = self  # with an optimizer for all members
+        generator: Any = self.shuffle_rng
         self.phase = MemberPhase(
             source,
             config.epochs,
             config.num_minibatches,
-            self.shuffle_rng.generators[0],
+            generator,
             config.target_kl or float("inf"),
             shuffle=config.shuffle,
             num_envs=self.single.spec.num_envs,
-            generators=self.shuffle_rng.generators,
         )
         self.views = [self._policy_of(p) for p in range(self.size)]
         self.leader = 0
@@ -235,6 +227,7 @@ class PopulationPPO(Algorithm[PPORecord]):
         self.entropy_schedules.set_(self.progress)
         self.optimizer.schedule_(self.progress)
         self._count_episodes(rollout)
+        self.shuffle_rng.draw_ahead(self.config.epochs if self.draws_ahead else 1)
         parts = self._by_member(rollout, 1)
         batch, targets, metrics = self._for_each_member(self._prepare, parts)
         result = self.phase.run(batch, kl=self.policy_kl)
@@ -258,18 +251,21 @@ class PopulationPPO(Algorithm[PPORecord]):
         return ()
 
     def begin(self, batch: PPOBatch) -> PPOBatch:
-        """Return the samples as they are."""
-        return batch
+        """Return the samples of all members one behind the other, `[P * S, ...]`."""
+        return tree_map(lambda x: x.flatten(0, 2), batch)
 
     def gradients(self, samples: PPOBatch, index: Tensor, coefs: Any) -> UpdateResult:
-        """Write the gradients of samples `index` `[P, B]`; return metrics and KL, `[P]` each."""
+        """Write the gradients of samples `index` `[P, B]` of each member; return metrics and KL, `[P]` each."""
 
-        def loss_of(samples: PPOBatch, index: Tensor) -> tuple[Tensor, Metrics, Tensor | None]:
+        def loss_of(minibatch: PPOBatch) -> tuple[Tensor, Metrics, Tensor | None]:
             engine: Any = self.single.engine
-            output = engine.evaluate(take_sequences(samples, index), self.single.coefs)
+            output = engine.evaluate(minibatch, self.single.coefs)
             return output.loss, output.metrics, output.kl
 
-        loss, metrics, kl = self._for_each_member(loss_of, samples, index)
+        first = torch.arange(self.size, device=index.device) * (len(samples.value) // self.size)
+        rows = (index + first.unsqueeze(1)).flatten()
+        minibatch = tree_map(lambda x: x.index_select(0, rows).unflatten(0, index.shape).unsqueeze(1), samples)
+        loss, metrics, kl = self._for_each_member(loss_of, minibatch)
         self.optimizer.backward(loss)
         return UpdateResult({name: value.detach() for name, value in metrics.items()}, kl.detach())
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from canter.core.dispatch import kernel, on_gpu
+from canter.core.seeding import MemberStreams
 from canter.core.struct import tree_leaves, tree_map
 from canter.functional import optimization, returns, statistics
 from canter.functional.optimization import Tree
@@ -189,6 +191,8 @@ def _scatter_bits(x, keys_ptr, HIGH: tl.constexpr, LOW: tl.constexpr):
 @triton.jit
 def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, TILE: tl.constexpr):
     i = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    keys_ptr += tl.program_id(1) * 8
+    out_ptr += tl.program_id(1) * N
     # Numbers not below N are permuted again until they are: every number below N still appears
     # exactly once.
     x = tl.where(i < N, _scatter_bits(i.to(tl.uint32), keys_ptr, HIGH, LOW), 0)
@@ -197,16 +201,22 @@ def _random_order(keys_ptr, out_ptr, N, HIGH: tl.constexpr, LOW: tl.constexpr, T
     tl.store(out_ptr + i, x.to(tl.int64), mask=i < N)
 
 
-def _draws_on_gpu(count: int, generator: torch.Generator) -> bool:
+def _draws_on_gpu(count: int, generator: torch.Generator | MemberStreams) -> bool:
     return generator.device.type == "cuda"
 
 
 @kernel(of=optimization.permutation, accepts=_draws_on_gpu)
-def permutation(count: int, generator: torch.Generator) -> Tensor:
+def permutation(count: int, generator: torch.Generator | MemberStreams) -> Tensor:
     """Permute without sorting, which takes a GPU as long as a third of a minibatch."""
-    keys = torch.randint(1 << 32, (8,), generator=generator, device=generator.device)
-    out = torch.empty(count, dtype=torch.int64, device=generator.device)
+    draw = partial(torch.randint, 1 << 32)
+    if isinstance(generator, MemberStreams):
+        members, shape = len(generator.generators), (len(generator.generators), count)
+        keys = generator.draw(draw, (members * 8,), device=generator.device)
+    else:
+        members, shape = 1, (count,)
+        keys = draw((8,), generator=generator, device=generator.device)
+    out = torch.empty(shape, dtype=torch.int64, device=generator.device)
     bits = max(2, (count - 1).bit_length())
     high = bits // 2
-    _random_order[(triton.cdiv(count, 128),)](keys, out, count, HIGH=high, LOW=bits - high, TILE=128)
+    _random_order[(triton.cdiv(count, 128), members)](keys, out, count, HIGH=high, LOW=bits - high, TILE=128)
     return out
