@@ -2,6 +2,7 @@
 
     python benchmarks/speed/jax_bench.py step brax:ant --num-envs 4096
     python benchmarks/speed/jax_bench.py rollout brax:ant --num-envs 4096 --horizon 24
+    python benchmarks/speed/jax_bench.py iteration playground:Go1JoystickFlatTerrain
     python benchmarks/speed/jax_bench.py canter brax:ant --total-steps 10000000 --seed 0
     python benchmarks/speed/jax_bench.py brax brax:ant --total-steps 10000000 --seed 0
 
@@ -68,8 +69,8 @@ def step(options: argparse.Namespace) -> dict[str, Any]:
     result["steps_per_second"] = round(options.num_envs / result["canter_step_ms"] * 1e3)
     if options.device == "cuda":
         for name, loop in loops.items():
-            result[f"{name}_queued"] = queued(loop)
             result[f"{name}_waits"] = count_waits(loop)
+        result |= {"canter_queued": queued(loops["canter"]), "jax_queued": queued_in_jax(env, action)}
     return result
 
 
@@ -125,14 +126,40 @@ def wait(result: Any, device: str) -> None:
 
 
 def queued(loop: Callable[[int], Any]) -> dict[str, Any]:
-    """Queue steps behind a kernel that keeps the device busy: the host is free long before it if it never waits."""
+    """Queue steps behind a kernel that keeps the device busy: the host is free long before it if it never waits.
+
+    The kernel is on torch's stream, which only Canter's steps wait for.
+    """
+    return milliseconds_of(lambda: torch.cuda._sleep(2_000_000_000), lambda: loop(AHEAD))  # about a second
+
+
+def queued_in_jax(env: JaxEnv, action: torch.Tensor) -> dict[str, Any]:
+    """Queue steps of JAX alone behind a program of its own that takes about as long, and gives them their action."""
+    program = jax.jit(env._step_batch)
+    array = jax.dlpack.from_dlpack(action)
+    factor = jax.device_put(jnp.full((4096, 4096), 1e-4), env._jax_device)
+    busy = jax.jit(lambda x, y: y + (jax.lax.fori_loop(0, 3000, lambda _, z: z @ factor, x)[0, 0] > 1e9))
+    late: list[Any] = []
+
+    def run() -> None:
+        carry = env._state
+        for _ in range(AHEAD):
+            carry, _ = program(carry, late[-1])
+
+    late.append(busy(factor, array))
+    run()  # compiles
+    return milliseconds_of(lambda: late.append(busy(factor, array)), run)
+
+
+def milliseconds_of(begin: Callable[[], Any], then: Callable[[], Any]) -> dict[str, Any]:
+    """Milliseconds until the host is free, and until the device is."""
     torch.cuda.synchronize()
-    begin = time.perf_counter()
-    torch.cuda._sleep(2_000_000_000)  # about a second
-    loop(AHEAD)
-    host = time.perf_counter() - begin
+    start = time.perf_counter()
+    begin()
+    then()
+    host = time.perf_counter() - start
     torch.cuda.synchronize()
-    device = time.perf_counter() - begin
+    device = time.perf_counter() - start
     return {"steps": AHEAD, "host_ms": round(1e3 * host, 3), "device_ms": round(1e3 * device, 3)}
 
 
@@ -219,6 +246,12 @@ def measure_scan(env: JaxEnv, options: argparse.Namespace) -> float:
     return round(statistics.median(times[3:]), 3)
 
 
+def iteration(options: argparse.Namespace) -> dict[str, Any]:
+    """Milliseconds of Canter's iteration, collection and update."""
+    config = replace(config_of(options, options.num_envs), env=env_config(options))
+    return measure(config, options.device, ExecutionConfig(mode=options.mode), options.iterations)
+
+
 def learn_canter(options: argparse.Namespace) -> dict[str, Any]:
     """Return of Canter's policy, acting without noise, after so many steps, and the seconds of the training."""
     config = config_of(options, options.num_envs)
@@ -286,10 +319,16 @@ def replicate(tree: Any, devices: list[Any]) -> Any:
 
 
 def make(options: argparse.Namespace) -> Any:
-    return canter.EnvConfig(id=options.env, num_envs=options.num_envs).build(options.device)
+    return env_config(options).build(options.device)
 
 
-COMMANDS = {"step": step, "rollout": rollout, "canter": learn_canter, "brax": learn_brax}
+def env_config(options: argparse.Namespace) -> canter.EnvConfig:
+    """The environment; tasks of Playground run on MJX's own physics."""
+    own = {"impl": "jax"} if options.env.startswith("playground:") else {}
+    return canter.EnvConfig(id=options.env, num_envs=options.num_envs, options=own)
+
+
+COMMANDS = {"step": step, "rollout": rollout, "iteration": iteration, "canter": learn_canter, "brax": learn_brax}
 
 
 def main() -> None:
@@ -301,7 +340,7 @@ def main() -> None:
     parser.add_argument("--num-envs", type=int, default=4096)
     parser.add_argument("--horizon", type=int, default=24)
     parser.add_argument("--hidden", type=int, nargs="+", default=[256, 128, 64])
-    parser.add_argument("--iterations", type=int, default=20, help="steps of a round of `step`; rollouts of `rollout`")
+    parser.add_argument("--iterations", type=int, default=20, help="steps of a round of `step`; else rollouts")
     parser.add_argument("--rounds", type=int, default=7, help="of `step`")
     parser.add_argument("--total-steps", type=int, default=10_000_000)
     parser.add_argument("--gamma", type=float, default=0.97)

@@ -4,16 +4,21 @@
 
 Writes `results/jax_envs.json`. `step` compares Canter's environment with the same program called from JAX alone and
 counts waits of the host; `rollout` compares Canter's collection, by steps and by `execution.mode=scan`, with one in JAX
-alone; `cartpole` is the time until gymnax's CartPole-v1 is solved, beside `peers/jax_cartpole.py`; `ant` and
-`ant_by_brax` train Brax's ant for the same number of steps with Canter and with Brax's own PPO.
+alone; `go1` is an iteration with Playground's Go1, beside Playground's own wrapper with RSL-RL; `cartpole` is the time
+until gymnax's CartPole-v1 is solved, beside `peers/jax_cartpole.py`; `ant` and `ant_by_brax` train Brax's ant for the
+same number of steps with Canter and with Brax's own PPO, all seeds at once.
 """
 
 from __future__ import annotations
 
 import argparse
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from harness import Harness, Job, main
+
+GO1 = "playground:Go1JoystickFlatTerrain"
+ENVS = ["brax:ant", GO1, "gymnax:CartPole-v1"]
 
 
 def step(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
@@ -22,6 +27,14 @@ def step(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
 
 def rollout(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
     return {env: bench(harness, options, "rollout", env) for env in options.envs}
+
+
+def go1(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
+    same = ("--device", options.device, "--num-envs", options.num_envs, "--iterations", 10)
+    return {
+        "canter": harness.run(Job("canter", ("jax_bench.py", "iteration", GO1, *same))),
+        "rsl_rl": harness.run(Job("rsl_rl", ("peers/playground_rsl_rl.py", "--env", GO1, *same))),
+    }
 
 
 def cartpole(harness: Harness, options: argparse.Namespace) -> dict[str, Any]:
@@ -42,8 +55,11 @@ def ant_by_brax(harness: Harness, options: argparse.Namespace) -> dict[str, Any]
 
 
 def seeds(harness: Harness, options: argparse.Namespace, side: str) -> dict[str, Any]:
-    extra = ("--total-steps", options.total_steps, "--seed")
-    return {str(seed): bench(harness, options, side, "brax:ant", *extra, seed) for seed in range(options.seeds)}
+    def run(seed: int) -> dict[str, Any]:
+        return bench(harness, options, side, "brax:ant", "--total-steps", options.total_steps, "--seed", seed)
+
+    with ThreadPoolExecutor(options.seeds) as pool:
+        return dict(zip(map(str, range(options.seeds)), pool.map(run, range(options.seeds)), strict=True))
 
 
 def bench(harness: Harness, options: argparse.Namespace, command: str, env: str, *extra: Any) -> dict[str, Any]:
@@ -55,8 +71,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--num-envs", type=int, default=4096)
-    parser.add_argument("--envs", nargs="+", default=["brax:ant", "gymnax:CartPole-v1"], help="of `step`, `rollout`")
+    parser.add_argument("--envs", nargs="+", default=ENVS, help="of `step` and `rollout`")
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--total-steps", type=int, default=10_000_000)
-    parts = {"step": step, "rollout": rollout, "cartpole": cartpole, "ant": ant, "ant_by_brax": ant_by_brax}
+    parts = {"step": step, "rollout": rollout, "go1": go1, "cartpole": cartpole, "ant": ant, "ant_by_brax": ant_by_brax}
     main("jax_envs", parts, parser)
