@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 FILES = sorted([*ROOT.glob("src/**/*.py"), *ROOT.glob("reference/*.py"), *ROOT.glob("benchmarks/**/*.py")])
 FOLDERS = sorted({path.parent for path in SOURCE.rglob("*.py")})
 
-CODE_LINES = 38_320
+CODE_LINES = 38_330
 """Code lines of `src/canter`, without docstrings, comments and blanks."""
 PYTHON_FILES = 293
 """Python files of `src/canter`."""
@@ -25,7 +25,7 @@ PACKED_ASSIGNMENTS = 100
 """Assignments `a, b = x, y` of `src/canter`: real pairs, or as in a formula."""
 SLACK = 100
 """Code lines below the limit at which the limit must be lowered."""
-READING_PATH = {"train": (110, 6_350), "iteration": (36, 1_069)}
+READING_PATH = {"train": (110, 6_350), "iteration": (36, 1_071)}
 """Files, and code lines of the functions called in them: from `canter.train("CartPole-v1")` to the end of the first
 iteration, and in one collection and update. `python tests/reading_path.py [iteration]`."""
 

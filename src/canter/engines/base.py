@@ -275,6 +275,19 @@ class Numbers(Container[Any]):
 
 
 NUMBERS = Numbers()
+PLAIN_NETWORKS: Mapping[str, Any] = {
+    "network": {"standard"},
+    "precision": {"float32"},
+    "observation groups": range(1, 17),
+    "hidden layers": {"MLP", "empty"},
+    "encoder": {"identity", "flatten"},
+    "normalizer": {"running"},
+    "observation dtype": {"torch.float32"},
+    "layer": {"linear"},
+    "actor": {"standard"},
+    "policy head": {"standard"},
+}
+"""Features of networks of fully connected layers, by `canter.nn.describe`."""
 
 
 @dataclass(frozen=True)

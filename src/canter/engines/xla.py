@@ -21,7 +21,7 @@ from canter.core.declarations import CompilesRollouts
 from canter.core.registry import UserError
 from canter.core.seeding import draw_for_rank
 from canter.core.struct import tree_copy_, tree_map
-from canter.engines.base import ANYTHING, PPORecord, unsupported_feature
+from canter.engines.base import ANYTHING, PLAIN_NETWORKS, PPORecord, unsupported_feature
 from canter.functional.densities import MIN_STD
 from canter.nn.actor_critic import ActorCritic
 from canter.nn.describe import describe
@@ -51,17 +51,8 @@ STD_FORMS: dict[str, Callable[[Any, float, float], Any]] = {
 }
 """Log-std of raw parameters, see `canter.functional.densities.to_log_std`."""
 SUPPORTED: Mapping[str, Any] = {
-    "network": {"standard"},
-    "precision": {"float32"},
-    "observation groups": range(1, 17),
-    "hidden layers": {"MLP", "empty"},
-    "encoder": {"identity", "flatten"},
-    "normalizer": {"running"},
-    "observation dtype": {"torch.float32"},
-    "layer": {"linear"},
+    **PLAIN_NETWORKS,
     "activation": ACTIVATIONS,
-    "actor": {"standard"},
-    "policy head": {"standard"},
     "distribution": {"gaussian", "tanh_gaussian", "categorical"},
     "std kind": {"parameter", "constant"},
     "form": STD_FORMS,

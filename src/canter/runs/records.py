@@ -80,6 +80,7 @@ class RunRecord:
             "about": about,
             "init_from": before.get("init_from"),
             "score": None,
+            "evaluated": False,
         }
         self._write()
 
@@ -130,9 +131,24 @@ def _score_key(score: Mapping[str, Any], average: bool) -> str:
 
 def write_score(folder: Path, score: dict[str, Any]) -> None:
     """Add the score of the final policy in new episodes to the record of a run."""
+    _note_later(folder, score=score)
+
+
+def write_evaluated(folder: Path) -> None:
+    """Note that the evaluation of a run is over, with a score or without, or that there was to be none."""
+    _note_later(folder, evaluated=True)
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run is trained and evaluated; earlier versions did not record the evaluation."""
+    return run_status(folder) == "finished" and read_record(folder).get("evaluated", True)
+
+
+def _note_later(folder: Path, **facts: Any) -> None:
+    """Add facts to the record of a run that has ended."""
     record = RunRecord(folder)
     record.content = read_record(folder)
-    record.note(score=score)
+    record.note(**facts)
 
 
 def read_record(folder: Path) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from canter.app.cli import main
 from canter.app.cli.plans import values_of
-from canter.app.experiments import plans
+from canter.app.experiments import plans, session
 from canter.app.experiments.plans import Commands, Sweep, SweepRun, combinations, run_plan
 
 
@@ -108,6 +108,28 @@ def test_a_sweep_continues_a_killed_run_and_writes_one_report(tmp_path):
         rows = (victim.parent / name / "metrics.jsonl").read_text().splitlines()
         assert [json.loads(row)["env_steps"] for row in rows] == list(range(64, 3841, 64))
     assert (victim.parent / "report.html").is_file()
+
+
+def test_a_run_that_was_killed_during_its_evaluation_is_evaluated_when_the_sweep_continues(tmp_path, monkeypatch):
+    class Killed(BaseException):
+        pass
+
+    def die(*_):
+        raise Killed
+
+    sizes = ["--algorithm.horizon", "8", "--algorithm.num-minibatches", "2", "--total-steps", "640"]
+    Commands(tmp_path, ["train", "tensor:cartpole", *sizes], {"run": []}).write()
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(session, "final_score", die)
+        main(Commands.read(tmp_path).arguments("run"))
+    record, metrics = tmp_path / "run" / "run.json", (tmp_path / "run" / "metrics.jsonl").read_text()
+    assert json.loads(record.read_text())["status"] == "finished"
+    sweep = Sweep(Commands.read(tmp_path))
+    assert not sweep.is_done(SweepRun("run"))
+    main(["sweep", str(tmp_path)])
+    assert json.loads(record.read_text())["score"]["mean"] > 0
+    assert sweep.is_done(SweepRun("run"))
+    assert (tmp_path / "run" / "metrics.jsonl").read_text() == metrics
 
 
 class Waiting(Sweep):

@@ -27,7 +27,16 @@ from canter.core.registry import UserError
 from canter.core.storage.files import Malformed, parse_json, read_untrusted, replace_file
 from canter.core.storage.lock import folder_mutex, is_locked, owner_text
 from canter.runs.metrics import METRICS, read_last_row
-from canter.runs.records import CONFIG, SWEEP, by_average, read_record, read_settings, run_status, score_value
+from canter.runs.records import (
+    CONFIG,
+    SWEEP,
+    by_average,
+    is_complete,
+    read_record,
+    read_settings,
+    run_status,
+    score_value,
+)
 
 MAX_BYTES = 16 << 20
 POLL_SECONDS = 0.2
@@ -268,15 +277,15 @@ class Sweep(Plan):
         """Whether a run is scored by reward per unit of time, by its name, once its settings are there."""
 
     def next_runs(self) -> list[SweepRun]:
-        """Return the runs that are not finished and have not ended in this session."""
+        """Return the runs that are not complete and have not ended in this session."""
         return [SweepRun(name) for name in self._unfinished() if name not in self.ended]
 
     def _unfinished(self) -> list[str]:
-        return [name for name in self.commands.runs if run_status(self.folder / name) != "finished"]
+        return [name for name in self.commands.runs if not is_complete(self.folder / name)]
 
     def is_done(self, run: SweepRun) -> bool:
-        """Return whether a run is finished."""
-        return run_status(self.folder / run.name) == "finished"
+        """Return whether a run is trained and evaluated."""
+        return is_complete(self.folder / run.name)
 
     def arguments(self, run: SweepRun) -> list[str]:
         """Return the arguments of `canter` that start or resume a run."""

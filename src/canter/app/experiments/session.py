@@ -28,7 +28,7 @@ from canter.envs.imports import PYTHON
 from canter.nn.actor_critic import Policy
 from canter.nn.policy_loading import load_policy_weights
 from canter.play.evaluation import Evaluation
-from canter.runs.records import CONFIG
+from canter.runs.records import CONFIG, write_evaluated
 from canter.runs.run_folder import RunFolder
 from canter.runs.writers import MetricWriter, TensorBoardWriter, WandbWriter
 from canter.training.callbacks import Callback, ignore
@@ -200,10 +200,10 @@ def run_experiment(
             score, text = final_score(config, algorithm.policy, None if unsaved else path, reusable, notify, episodes)
             notify(text)
     if path is not None:
+        write_evaluated(path)
         notify(try_report(path))
-    if unsaved:
-        raise RunNotSaved(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
-    if path is not None:
+        if unsaved:
+            raise RunNotSaved(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
         notify(next_commands(config, path, progress.ended_by))
     return TrainingResult(algorithm, path, progress.ended_by, score, members)
 

@@ -20,6 +20,7 @@ from canter.core.specs import ACTION_MASK
 from canter.core.struct import Obs, State, tree_leaves
 from canter.engines.base import (
     NUMBERS,
+    PLAIN_NETWORKS,
     Acted,
     Capabilities,
     Coefs,
@@ -37,18 +38,9 @@ from canter.nn.distributions import Beta, DiagGaussian, MultiCategorical, TanhGa
 from canter.nn.optimizer import Optimizer
 
 LAYERS = {
-    "network": {"standard"},
-    "precision": {"float32"},
-    "observation groups": range(1, 17),
-    "hidden layers": {"MLP", "empty"},
-    "encoder": {"identity", "flatten"},
-    "normalizer": {"running"},
-    "observation dtype": {"torch.float32"},
-    "layer": {"linear"},
+    **PLAIN_NETWORKS,
     "activation": ACTIVATIONS,
     "form": STD_FORMS,
-    "actor": {"standard"},
-    "policy head": {"standard"},
     "parameter dtype": {"torch.float32", "torch.float64"},
     "device": {"cpu"},
 }
