@@ -230,7 +230,7 @@ def setting_flags(texts: Mapping[str, str]) -> list[str]:
 
 
 def setting_names(keys: Iterable[str]) -> dict[str, str]:
-    """Return the shortest names that tell settings apart, by key: `learning_rate` for its `start`."""
+    """Return the shortest names that tell settings apart, by key; `start` and `initial` go by their setting's."""
     keys = list(keys)
-    short = {key: key.removesuffix(".start").rpartition(".")[2] for key in keys}
+    short = {key: key.removesuffix(".start").removesuffix(".initial").rpartition(".")[2] for key in keys}
     return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
