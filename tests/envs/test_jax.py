@@ -151,8 +151,9 @@ test_jax.train({path!r}, {env_id!r}, die)
 
 def train(path, env_id, *callbacks):
     """Train, or continue, until iteration 9, with a checkpoint every second one."""
+    options = {"impl": "jax"} if env_id.startswith("playground:") else {}
     settings = TrainConfig(
-        env=EnvConfig(id=env_id, num_envs=N, options={"max_episode_steps": 7}),
+        env=EnvConfig(id=env_id, num_envs=N, options={"max_episode_steps": 7, **options}),
         algorithm=PPOConfig(horizon=8, num_minibatches=2, model=ModelConfig(policy=NetworkConfig(hidden=(8,)))),
         checkpoints=CheckpointConfig(save_every=2),
         total_steps=9 * 8 * N,
@@ -163,8 +164,17 @@ def train(path, env_id, *callbacks):
     return trainer
 
 
-@pytest.mark.parametrize("env_id", ["gymnax:CartPole-v1", pytest.param("brax:fast", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        "gymnax:CartPole-v1",
+        pytest.param("brax:fast", marks=pytest.mark.long),
+        pytest.param("playground:CartpoleBalance", marks=pytest.mark.long),
+    ],
+)
 def test_after_kill_9_the_run_ends_with_the_bits_of_one_that_was_never_stopped(tmp_path, env_id):
+    if env_id.startswith("playground:"):
+        pytest.importorskip("mujoco_playground", reason='needs pip install "canter[playground]"')
     whole = tmp_path / "whole"
     killed = tmp_path / "killed"
     expected = train(whole, env_id)
