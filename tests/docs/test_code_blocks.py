@@ -40,7 +40,7 @@ def blocks(page, *languages):
 
 
 def commands(page, program):
-    lines = [line for body in blocks(page, "", "console", "sh") for line in body.splitlines()]
+    lines = [line for body in blocks(page, "", "console", "sh") for line in body.replace("\\\n", " ").splitlines()]
     return [shlex.split(line, comments=True)[1:] for line in lines if line.startswith(f"{program} ")]
 
 
