@@ -57,11 +57,11 @@ TASKS = {
 }
 
 
-def run(env_id: str, seed: int) -> dict[str, Any]:
-    """Train with the preset and evaluate; everything worth keeping of one run."""
+def run(env_id: str, seed: int, number: int) -> dict[str, Any]:
+    """Train with the preset and evaluate; everything worth keeping of one run, the `number`-th of all."""
     if hasattr(os, "sched_setaffinity"):  # one core for each run, environments included
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[seed % len(cores)]})
+        os.sched_setaffinity(0, {cores[number % len(cores)]})
     preset = canter.preset_for(env_id)
     assert preset is not None
     config = replace(preset, seed=seed)
@@ -139,7 +139,7 @@ def main() -> None:
         if seed not in [entry["seed"] for entry in finished(env_id)["runs"]]
     ]
     with ProcessPoolExecutor(arguments.workers, max_tasks_per_child=1) as pool:
-        futures = [(env_id, pool.submit(run, env_id, seed)) for env_id, seed in wanted]
+        futures = [(env_id, pool.submit(run, env_id, seed, number)) for number, (env_id, seed) in enumerate(wanted)]
         for env_id, future in futures:
             result = future.result()
             save(env_id, result)
