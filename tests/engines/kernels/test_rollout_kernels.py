@@ -5,6 +5,7 @@ import importlib
 import pytest
 import torch
 
+from canter.core.seeding import MemberStreams
 from canter.functional import returns
 from canter.functional import statistics as stats
 from canter.nn.normalizer import Normalizer
@@ -67,6 +68,16 @@ def test_a_random_order_has_every_number_once(count):
     generator = torch.Generator(DEVICE).manual_seed(0)
     for _ in range(3):
         assert sorted(rollout.permutation(count, generator).tolist()) == list(range(count))
+
+
+def test_random_orders_of_members_depend_on_their_own_stream_alone():
+    streams = [MemberStreams(torch.device(DEVICE), seeds) for seeds in ([1, 2, 3], [2])]
+    for stream in streams:
+        stream.draw_ahead(2)
+    for _ in range(2):
+        members, alone = (rollout.permutation(1000, stream).cpu() for stream in streams)
+        assert all(sorted(order.tolist()) == list(range(1000)) for order in members)
+        assert members[1].equal(alone[0]) and not members[1].equal(members[0])
 
 
 def test_random_orders_are_even():
