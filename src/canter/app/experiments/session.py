@@ -200,10 +200,10 @@ def run_experiment(
             score, text = final_score(config, algorithm.policy, None if unsaved else path, reusable, notify, episodes)
             notify(text)
     if path is not None:
-        write_evaluated(path)
         notify(try_report(path))
         if unsaved:
             raise RunNotSaved(f"not all of the run could be written to {path}: {', '.join(unsaved)}; see the log above")
+        write_evaluated(path)
         notify(next_commands(config, path, progress.ended_by))
     return TrainingResult(algorithm, path, progress.ended_by, score, members)
 
